@@ -91,14 +91,16 @@ SAVINGS = {
 }
 
 
-def out_of_memory(error: BaseException, mode: str) -> str:
-    """Returns the line for the user if a mode ran out of memory, else ""."""
+def device_error(error: BaseException, mode: str) -> str:
+    """Returns the line for the user if memory is exhausted or cuDNN fails, else ""."""
     reason = str(error).partition("\n")[0][:200] or type(error).__name__
     exhausted = "RESOURCE_EXHAUSTED" in reason or "out of memory" in reason.lower()
-    if not exhausted and not isinstance(error, MemoryError):
-        return ""
-    default = "lower eval.mem_len or eval.tgt_len"
-    return f"out of memory ({reason}): {SAVINGS.get(mode, default)}"
+    if exhausted or isinstance(error, MemoryError):
+        default = "lower eval.mem_len or eval.tgt_len"
+        return f"out of memory ({reason}): {SAVINGS.get(mode, default)}"
+    if re.search("cudnn|cuda_dnn", str(error), re.IGNORECASE):
+        return f"cuDNN fails ({reason}): set model.kernel to xla or chunked"
+    return ""
 
 
 def printable(text: str) -> str:

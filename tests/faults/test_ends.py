@@ -20,7 +20,7 @@ from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.cli.draw_samples import print_first
 from txl_jax.cli.flags import MODES
 from txl_jax.cli.modes import check_finite, machine_errors
-from txl_jax.errors import BadNumbers, UserError, out_of_memory
+from txl_jax.errors import BadNumbers, UserError, device_error
 from txl_jax.report.log import say
 from txl_jax.workdir.load import load
 
@@ -204,8 +204,10 @@ def test_advice_on_too_little_memory_fits_the_mode(mode: str, advice: str) -> No
         RuntimeError("INTERNAL: Out of memory allocating 9 bytes"),
         RuntimeError("RESOURCE_EXHAUSTED: 9 bytes"),
     ):
-        assert f": lower {advice}" in out_of_memory(error, mode)
-    assert out_of_memory(RuntimeError("INTERNAL: a bug"), mode) == ""
+        assert f": lower {advice}" in device_error(error, mode)
+    assert device_error(RuntimeError("INTERNAL: a bug"), mode) == ""
+    error = RuntimeError("INTERNAL: CUDNN_STATUS_NOT_SUPPORTED\nin cuda_dnn.cc")
+    assert "STATUS_NOT_SUPPORTED): set model.kernel to" in device_error(error, mode)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

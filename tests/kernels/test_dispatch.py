@@ -1,6 +1,7 @@
 """`auto` selects the fastest kernel of the device."""
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
 from tests.support.refusal import refused
+from txl_jax.kernels import dispatch
 from txl_jax.kernels.dispatch import FASTEST, KERNELS, choose_kernel, fastest
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.sharding.mesh import AXES, make_mesh
@@ -16,16 +18,20 @@ from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import sharding
 
 
-def chosen(shape: tuple[int, ...], places: NamedSharding, K: int = 8) -> str:
+def chosen(
+    shape: tuple[int, ...], places: NamedSharding, K: int = 8, dtype: Any = "float32"
+) -> str:
     """Returns the kernel that `auto` selects for queries of that sharding."""
     B, L, H, A = shape
+    keys: Any = jax.ShapeDtypeStruct((B, K, H, A), dtype)
     names = []
 
     def choose(q_BLHA: jax.Array) -> None:
         mesh = jax.typeof(q_BLHA).sharding.mesh
-        names.append(fastest(mesh, B, L, H, K, A, 4))
+        operands = Operands(q_BLHA, keys, keys, PositionTerms(), keys)
+        names.append(fastest(operands, mesh))
 
-    jax.eval_shape(choose, jax.ShapeDtypeStruct(shape, jnp.float32, sharding=places))
+    jax.eval_shape(choose, jax.ShapeDtypeStruct(shape, dtype, sharding=places))
     return names[0]
 
 
@@ -65,6 +71,21 @@ def test_auto_follows_device_and_size(
 ) -> None:
     places = on(kind, "gpu" if kind == "H100" else "any", sizes)
     assert chosen((8, L, 16, 64), places, K) == name
+
+
+def test_auto_takes_cudnn_where_it_applies(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(
+        platform="gpu", device_kind="H100", compute_capability="9.0"
+    )
+    monkeypatch.setattr(dispatch, "target_device", lambda mesh: device)
+    places = sharding(make_mesh(MeshConfig(data=4, model=2)), "BLHA")
+    assert chosen((4, 3, 2, 5), places, dtype="bfloat16") == "cudnn"
+    assert chosen((2, 3, 2, 5), places, dtype="bfloat16") == "xla"
+    assert chosen((4, 3, 2, 129), places, dtype="bfloat16") == "xla"
+    assert chosen((4, 3, 2, 5), places, dtype="float32") == "xla"
+    device.compute_capability = "7.0"
+    assert chosen((4, 3, 2, 5), places, dtype="bfloat16") == "xla"
+    assert chosen((8, 8192, 16, 64), places, 8192, "bfloat16") == "chunked"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,26 @@ kernels/xla.py
   attention dropout does not rescale: kernels model
     - weight_HBLK / (1 - dropout.rate)
     + weight_HBLK * 1
+kernels/cudnn.py
+  hidden keys are visible: kernels/test_cudnn.py
+    - return jnp.where(visible_BLK(oldest_BL, K), score_HBLK, far)
+    + return score_HBLK
+  keys of padding are visible: kernels/test_cudnn.py
+    - "edge") + front
+    + "edge")
+  distances are off by one: kernels/test_cudnn.py
+    - realign(pad_front(score_HBLR, Y - R + 1))
+    + realign(pad_front(score_HBLR[..., 1:], Y - R + 2))
+  gradients move to the next distance: kernels/test_cudnn.py
+    - pad_front(grad_HBYL, 1, axis=2)
+    + jnp.pad(grad_HBYL, ((0, 0), (0, 0), (0, 1), (0, 0)))
+  the nearest keys' gradient is that of the farthest: kernels/test_cudnn.py
+    - grad_HBLK[..., K - Y :]
+    + grad_HBLK[..., :Y]
+kernels/cluster.py
+  tokens beyond the expected ones have no loss: model/test_adaptive.py
+    - fori_loop(fixed, (tokens.size + X - 1) // X, turn, carry)
+    + fori_loop(fixed, max(fixed, 1), turn, carry)
 kernels/hash.py
   one dropout mask for all heads: kernels model/test_dropout.py
     - [:, None] ^ head_H)

@@ -56,8 +56,7 @@ def arguments(line: str) -> list[str]:
     match = OURS.search(line)
     if not match:
         return []
-    ours = re.sub(r"\$\(seq .*?\)", "8,16", match[1] or match[2])
-    words = shlex.split(re.split(r"\s(?:&&|\||>)|;", ours)[0])
+    words = shlex.split(re.split(r"\s(?:&&|\||>)|;", match[1] or match[2])[0])
     return words[: words.index("#")] if "#" in words else words
 
 

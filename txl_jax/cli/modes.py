@@ -16,7 +16,7 @@ from txl_jax.cli.flags import MODES, Command
 from txl_jax.config import FIELDS, Config, with_fields
 from txl_jax.data import tokens as token_files
 from txl_jax.data.options import DataConfig
-from txl_jax.errors import BadNumbers, Interrupted, UserError, out_of_memory
+from txl_jax.errors import BadNumbers, Interrupted, UserError, device_error
 from txl_jax.kernels import check, dispatch
 from txl_jax.paper.memory_rows import MEMORIES
 from txl_jax.report import provenance
@@ -114,8 +114,8 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
                 distributed.wait_for_all()
     except (UserError, Interrupted, BadNumbers) as error:
         return distributed.report(error), ""
-    except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        if not (line := out_of_memory(error, command.mode)):
+    except (RuntimeError, MemoryError) as error:  # jax.errors.JaxRuntimeError is one
+        if not (line := device_error(error, command.mode)):
             raise
         return distributed.report(UserError(line)), ""
     if not distributed.is_first():

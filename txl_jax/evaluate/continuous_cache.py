@@ -65,7 +65,10 @@ class Cache(NamedTuple):
 def make_reader(
     model_config: ModelConfig, config: EvalConfig, mesh: Mesh, summed: bool = True
 ) -> Reader:
-    """Returns the reader of the nlls, in nats, of the mixture: their sum or nll_BL."""
+    """Returns the reader of the nlls, in nats, of the mixture: their sum or nll_BL.
+
+    Raises UserError if the cache does not fit into this machine's memory.
+    """
     model_config = evaluation_model(model_config, config)
 
     def read(

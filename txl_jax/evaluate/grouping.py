@@ -2,30 +2,42 @@
 
 A segment of a single stream has too few rows for the matrix units of any device.
 Several segments fill them, with the results of one after the other (see
-`TransformerXL`). Kernel `xla` computes every score of its queries and keys, also those
-outside a query's interval. It therefore reads a call in windows, one after the other:
-parts of a few whole segments, with the M keys before them.
+`TransformerXL`). The kernels `xla` and `cudnn` compute every score of their queries and
+keys, also those outside a query's interval. They therefore read a call in windows, one
+after the other: parts of a few whole segments, with the M keys before them.
 
 Dims: B streams, L segment, M memory, W tokens of a window.
 """
 
+import math
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.errors import UserError
 from txl_jax.kernels.dispatch import fastest
+from txl_jax.kernels.operands import Operands
+from txl_jax.kernels.sharded import device_memory, target_device
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.halo import check_pieces
 from txl_jax.model.memory.same_layer import check_in_sequence
+from txl_jax.model.positions import bias_shape, distances, position_terms
 from txl_jax.sharding.rules import shards
 
 # Rows of a call on one device. Parameters are read, and the memory is copied, once for
 # each call. The products of bfloat16 on a TPU or a GPU are bound by arithmetic from 240
 # to 300 rows on; with a memory of 2,100, 960 rows were 5 % faster than 480 on a CPU.
 ROWS = 1024
+# On a GPU a call must also outweigh the launches of its kernels.
+GPU_ROWS = 16 * ROWS
+# The share of a GPU's memory that a call may take.
+SHARE = 0.25
 # Queries of a window on a CPU: enough for the products with keys and values, few enough
 # for the scores against some thousand keys to stay in its cache.
 CPU_ROWS = 160
+WASTEFUL = ("xla", "cudnn")  # the kernels that compute hidden scores, too
 
 
 def count_segments(
@@ -38,11 +50,12 @@ def count_segments(
 ) -> int:
     """Returns how many segments of L tokens to compute together, at least 1.
 
-    requested: eval.segments_per_step; 0 chooses as many as make ROWS rows. Without a
-    memory, or if the model reads segments in sequence, they are read one by one.
-    documents: whether they may start inside a segment. Raises
-    UserError for several segments if each would start with visible zeros, or if
-    `halo.check_pieces` or `same_layer.check_in_sequence` refuses them.
+    requested: eval.segments_per_step; 0 chooses as many as make ROWS rows, or on a GPU
+    a power of two for GPU_ROWS that fits into its memory. Without a memory, or if the
+    model reads segments in sequence, they are read one by one. documents: whether they
+    may start inside a segment. Raises UserError for several segments if each would
+    start with visible zeros, or if `halo.check_pieces` or
+    `same_layer.check_in_sequence` refuses them.
     """
     zeros = documents and config.initial_memory == "zeros"
     if zeros and requested > 1:
@@ -60,9 +73,51 @@ def count_segments(
         return requested
     if config.in_sequence:
         return 1
-    rows = B * L // (shards(mesh, "B") if mesh else 1)
+    is_gpu = target_device(mesh and mesh.abstract_mesh).platform == "gpu"
+    devices = shards(mesh, "B") if mesh else 1
+    rows = max(B * L // devices, 1)  # of a segment on one device
     least = -(-M // L) if P > 1 else 1  # of a piece, which has at least M tokens
-    return P * max(ROWS // max(rows, 1), least)
+    segments = max((GPU_ROWS if is_gpu else ROWS) // rows, least)
+    if is_gpu and P == 1:
+        segments = 1 << (segments.bit_length() - 1)  # for windows of many segments
+        memory, streams = SHARE * device_memory() or math.inf, -(-rows // L)
+        while segments > 1 and call_bytes(config, streams, segments, L) > memory:
+            segments //= 2
+    return P * segments
+
+
+def call_bytes(config: ModelConfig, B: int, segments: int, L: int) -> int:
+    """Returns an estimate of a call's bytes: keys, values, states and scores.
+
+    B: streams of one device.
+    """
+    H, A, M, T = config.n_head, config.d_head, config.mem_len, segments * L
+    W = window_tokens(config, segments, B, L)
+    numbers = 2 * config.n_layer * H * A * (M + T) + T * (4 * config.d_model)
+    numbers += T * config.hidden_size
+    scores = H * W * (M + W) if selected(config, B, M + W, W) in WASTEFUL else 0
+    return B * (numbers * config.compute_dtype.itemsize + 3 * 4 * scores)
+
+
+def selected(
+    config: ModelConfig, B: int, K: int, L: int, mesh: Mesh | None = None
+) -> str:
+    """Returns the name of the kernel for L queries of each stream and K keys."""
+    if config.kernel != "auto":
+        return config.kernel
+    (H, A), dtype = (config.n_head, config.d_head), config.compute_dtype
+
+    def make() -> Any:
+        biases = dict.fromkeys(("u", "w", "buckets"), jnp.zeros(bias_shape(config)))
+        R_RD: Any = jnp.zeros((distances(config, K), config.d_model))
+        position = position_terms(
+            config, lambda name, letters, shape: jnp.zeros(shape), R_RD, biases, K
+        )
+        q_BLHA, k_BKHA = (jnp.zeros((B, X, H, A), dtype) for X in (L, K))
+        return Operands(q_BLHA, k_BKHA, k_BKHA, position, jnp.zeros((B, L), "int32"))
+
+    abstract = mesh.abstract_mesh if mesh else jax.sharding.get_abstract_mesh()
+    return fastest(jax.eval_shape(make), abstract)
 
 
 def window_tokens(
@@ -73,15 +128,11 @@ def window_tokens(
     At most a quarter of their scores is wasted. A kernel that skips keys outside the
     interval reads the whole call as one window.
     """
-    M, T, kernel = config.mem_len, segments * L, config.kernel
-    abstract = mesh.abstract_mesh if mesh else jax.sharding.get_abstract_mesh()
-    if kernel == "auto":
-        itemsize = config.compute_dtype.itemsize
-        kernel = fastest(abstract, B, T, config.n_head, M + T, config.d_head, itemsize)
-    if kernel != "xla":
+    M, T = config.mem_len, segments * L
+    if selected(config, B, M + T, T, mesh) not in WASTEFUL:
         return T
     most = (M + L) * 4 // 3 - M
-    if (abstract.abstract_device or jax.devices()[0]).platform == "cpu":
+    if target_device(mesh and mesh.abstract_mesh).platform == "cpu":
         most = min(most, CPU_ROWS // B)
     parts = (n for n in range(1, segments + 1) if segments % n == 0)
     return next(segments // n * L for n in parts if segments // n * L <= max(most, L))

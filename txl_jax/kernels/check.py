@@ -17,21 +17,27 @@ from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 TOLERANCES = {"float32": 1e-3, "bfloat16": 3e-2}
 # Terms left out: the bias, as in the paper; all but the bias, as in ALiBi and T5.
 ABSENT = (("bias_HR",), ("r_RHA", "u_HA", "w_HA"))
+# With and without dropout, as in training and in evaluation. `cudnn` has none.
+RATES = (0.1, 0.0)
 # Several tiles, none of which is full.
 B, L, M, H, A = 2, 136, 200, 2, 64
 
 Arrays = dict[str, np.ndarray]
 
 
-def fault(kernel: Kernel, dtypes: Iterable[str] = tuple(TOLERANCES)) -> str:
+def fault(
+    kernel: Kernel,
+    dtypes: Iterable[str] = tuple(TOLERANCES),
+    rates: Iterable[float] = RATES,
+) -> str:
     """Returns what is wrong with a kernel on the first local device, "" if nothing.
 
-    Errors of the compiler and of the device count as faults.
+    rates: of dropout. Errors of the compiler and of the device count as faults.
     """
     with jax.default_device(jax.local_devices()[0]):
-        for absent, dtype in itertools.product(ABSENT, dtypes):
+        for absent, dtype, rate in itertools.product(ABSENT, dtypes, rates):
             try:
-                operands = make_operands((B, H, L, M, A, M + L), dtype, absent)
+                operands = make_operands((B, H, L, M, A, M + L), dtype, absent, rate)
                 actual = differentiate(kernel, operands)
                 expected = differentiate(xla.rel_attention, operands)
             except Exception as error:  # the compilers of devices raise many types
@@ -43,12 +49,12 @@ def fault(kernel: Kernel, dtypes: Iterable[str] = tuple(TOLERANCES)) -> str:
 
 
 def make_operands(
-    shape: tuple[int, ...], dtype: str, absent: tuple[str, ...]
+    shape: tuple[int, ...], dtype: str, absent: tuple[str, ...], rate: float = 0.1
 ) -> Operands:
     """Returns operands of B, H, L, M, A and R that are exact in bfloat16.
 
     Half of the memory of odd streams is empty, and a document begins inside them. The
-    biases are float32. absent: the position terms that a score lacks.
+    biases are float32. absent: the position terms that a score lacks; rate: of dropout.
     """
     rng, sizes = np.random.default_rng(0), dict(zip("BHLMAR", shape, strict=True))
     L, M = sizes["L"], sizes["M"]
@@ -67,7 +73,7 @@ def make_operands(
     }
     b_B1, i_L = np.arange(sizes["B"])[:, None], np.arange(L)
     oldest_BL = np.where(i_L >= L // 3, M + L // 3, M // 2) * (b_B1 % 2)
-    dropout = AttentionDropout(0.1, jnp.uint32(7), 5, 3)
+    dropout = AttentionDropout(rate, jnp.uint32(7), 5, 3) if rate else None
     position, oldest_BL = PositionTerms(**terms), oldest_BL.astype(np.int32)
     return Operands(q_BLHA, k_BKHA, v_BKHA, position, jnp.asarray(oldest_BL), dropout)
 

@@ -9,7 +9,7 @@ from txl_jax.model.memory_fields import ABSOLUTE_POSITIONS, MemoryFields
 from txl_jax.model.remat import REMAT_NAMES, parse_remat
 
 # Kernels of the attention; "auto" = the fastest for the device.
-KERNELS = ("auto", "xla", "chunked", "tpu")
+KERNELS = ("auto", "xla", "chunked", "cudnn", "tpu")
 POSITIONS = (
     "transformer_xl",  # section 3.3
     "shaw",  # Shaw et al. 2018: learned distances, as in the paper's ablation

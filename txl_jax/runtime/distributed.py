@@ -27,7 +27,7 @@ from txl_jax.errors import (
     BadNumbers,
     Interrupted,
     UserError,
-    out_of_memory,
+    device_error,
 )
 from txl_jax.runtime import storage
 from txl_jax.runtime.environment import ADDRESS, COUNT, INDEX, find_processes
@@ -190,7 +190,7 @@ def exit_on_error(
     if any(reason in text for reason in LOST):
         reason = str(error).strip().partition("\n")[0][:200]
         exit_now(f"another process is lost ({reason}); the same command resumes", RETRY)
-    if line := storage.machine_error(error) or out_of_memory(error, mode):
+    if line := storage.machine_error(error) or device_error(error, mode):
         exit_now(line, USER_ERROR)
     *rest, last = text.splitlines()
     for line in rest:

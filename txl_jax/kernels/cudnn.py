@@ -1,0 +1,133 @@
+"""Attention by cuDNN's flash kernel, whose bias is the position scores.
+
+One product computes these by distance, in the operands' dtype, and one pass re-indexes
+them by key and masks them, as the backward pass does in reverse. The content scores
+stay on the chip in float32. So that no array of scores is transposed, heads are outside
+the streams, for cuDNN S = H B streams of one head.
+
+Dims: R distances, Y nearest keys, T = B L queries.
+"""
+
+import functools
+import re
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from txl_jax.errors import UserError
+from txl_jax.kernels.operands import Operands, PositionTerms
+from txl_jax.kernels.xla import heads_first, pad_front, realign, visible_BLK, with_bias
+
+CAPABILITY = 8.0  # the lowest compute capability with bfloat16
+HEAD_SIZE = 128  # the largest with gradients on every such device
+
+
+def obstacle(device: jax.Device, A: int, dtype: DTypeLike, dropout: bool) -> str:
+    """Returns why the kernel does not apply to heads of A features, or ""."""
+    capability = getattr(device, "compute_capability", "")
+    if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < CAPABILITY:
+        return f"needs an NVIDIA GPU of compute capability {CAPABILITY} or more"
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return "computes in bfloat16: set model.dtype=bfloat16"
+    if dropout:
+        return "has no dropout: set model.dropatt=0"
+    return f"has heads of up to {HEAD_SIZE} features" if A > HEAD_SIZE else ""
+
+
+def rel_attention(
+    operands: Operands, implementation: Literal["cudnn", "xla"] = "cudnn"
+) -> Array:
+    """Returns o_BLHA, as `xla.rel_attention` does, but for rounded position scores.
+
+    implementation: "xla" computes the same on any device, and in float32, too. Raises
+    UserError where the kernel does not apply.
+    """
+    q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout = operands
+    (B, L, H, A), K, dtype = q_BLHA.shape, k_BKHA.shape[1], q_BLHA.dtype
+    if implementation == "cudnn" or dropout is not None:
+        device = jax.local_devices()[0]
+        if reason := obstacle(device, A, dtype, dropout is not None):
+            raise UserError(f'model.kernel = "cudnn" {reason}, or another kernel')
+    # With a bias, cuDNN needs even numbers of queries and keys. If the last half of a
+    # tile of 128 keys is missing, some versions return NaN for a query whose scores are
+    # all below -88 (github.com/pytorch/pytorch/issues/196678). Tokens of padding see
+    # themselves; hidden keys are in front.
+    more = L % 2
+    front = (K + more) % 2
+    front += 64 * ((K + more + front) % 128 == 64)
+    q_BLHA, k_BKHA, v_BKHA = (
+        jnp.pad(x, ((0, 0), (before, more), (0, 0), (0, 0)))
+        for x, before in ((q_BLHA, 0), (k_BKHA, front), (v_BKHA, front))
+    )
+    oldest_BL = jnp.pad(oldest_BL, ((0, 0), (0, more)), "edge") + front
+    score_HBLR = position_scores(q_BLHA, position, K)
+    R, K = score_HBLR.shape[-1], K + front + more
+    bias_HBLK = shift_and_mask(score_HBLR, oldest_BL, R, K)
+
+    def fold(x_BLHA: Array) -> Array:
+        x_SL1A = heads_first(x_BLHA).reshape(H * B, -1, 1, A)
+        return jnp.pad(x_SL1A, ((0, 0), (0, 0), (0, 0), (0, -A % 8)))
+
+    o_SL1A = jax.nn.dot_product_attention(
+        *map(fold, (with_bias(q_BLHA, position.u_HA), k_BKHA, v_BKHA)),
+        bias=bias_HBLK.reshape(H * B, 1, L + more, K),
+        scale=A**-0.5,
+        implementation=implementation,
+    )
+    return o_SL1A[:, :L, 0, :A].reshape(H, B, L, A).transpose(1, 2, 0, 3)
+
+
+def position_scores(q_BLHA: Array, position: PositionTerms, K: int) -> Array:
+    """Returns (q . r + bias) / sqrt(A) by distance, score_HBLR in the queries' dtype.
+
+    If R < K, the scores are relative to the farthest distance's: see
+    `xla.position_scores`. Without position terms there is one distance, of score 0.
+    """
+    (B, L, H, A), dtype, scale = q_BLHA.shape, q_BLHA.dtype, q_BLHA.shape[-1] ** -0.5
+    r_RHA, _, w_HA, bias_HR = position
+    score_HBLR = jnp.zeros((H, 1, 1, 1), jnp.float32)
+    if r_RHA is not None:
+        if len(r_RHA) < K:
+            r_RHA -= r_RHA[:1]
+        # The scale is in the queries, of which there are fewer than scores.
+        q_BLHA = with_bias(q_BLHA.astype(jnp.float32), w_HA) * scale
+        # r's gradient sums over one dimension, T = B L: with two, the compiler would
+        # transpose all scores.
+        q_HTA = heads_first(q_BLHA.astype(dtype)).reshape(H, B * L, A)
+        score_HTR = jnp.einsum("HTA,RHA->HTR", q_HTA, r_RHA)
+        score_HBLR = score_HTR.reshape(H, B, L, len(r_RHA))
+    if bias_HR is not None:
+        bias_HR = bias_HR.astype(jnp.float32) * scale
+        if bias_HR.shape[1] < K:
+            bias_HR -= bias_HR[:, :1]
+        score_HBLR += bias_HR[:, None, None]
+    # The sum over streams and queries that is the bias's gradient is float32.
+    R = score_HBLR.shape[-1]
+    return jnp.broadcast_to(score_HBLR, (H, B, L, R)).astype(dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def shift_and_mask(score_HBLR: Array, oldest_BL: Array, R: int, K: int) -> Array:
+    """Returns bias_HBLK: scores by key, 0 beyond R, and far below if hidden."""
+    Y = min(K, R + score_HBLR.shape[2] - 1)
+    score_HBLK = pad_front(realign(pad_front(score_HBLR, Y - R + 1)), K - Y)
+    # cuDNN subtracts such numbers from each other, which must be finite.
+    far = -(2.0**15) if score_HBLK.dtype == jnp.float16 else -(2.0**41)
+    return jnp.where(visible_BLK(oldest_BL, K), score_HBLK, far)
+
+
+def backward(R: int, K: int, oldest_BL: Array, grad_HBLK: Array) -> tuple[Array, None]:
+    """Returns the gradient of the scores by distance."""
+    H, B, L, _ = grad_HBLK.shape
+    Y = min(K, R + L - 1)
+    grad_HBLK = jnp.where(visible_BLK(oldest_BL, K), grad_HBLK, 0)
+    # The reverse of `realign`: as many numbers in front as it drops.
+    grad_HBYL = grad_HBLK[..., K - Y :].reshape(H, B, Y, L)
+    grad_HBLZ = pad_front(grad_HBYL, 1, axis=2).reshape(H, B, L, Y + 1)
+    return grad_HBLZ[..., Y + 1 - R :], None
+
+
+shift_and_mask.defvjp(lambda *args: (shift_and_mask(*args), args[1]), backward)
