@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from tests import reference
 from tests.reference import Array
@@ -17,7 +18,8 @@ from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.memory import Memory
-from txl_jax.model.txl import TransformerXL
+from txl_jax.model.txl import TransformerXL, count_unrolled
+from txl_jax.sharding.mesh import AXES
 from txl_jax.update.init import abstract_params
 
 B, L = 3, 4
@@ -198,6 +200,17 @@ def test_unrolling_and_remat_change_nothing(fields: dict[str, Any]) -> None:
     assert abstract_params(config) == abstract_params(half) == shapes
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
     tiny.assert_close(value_and_gradient(config), value_and_gradient(DROPOUT))
+
+
+def test_all_layers_are_one_step_of_the_scan_on_a_gpu() -> None:
+    axes = (AxisType.Auto,) * len(AXES)
+    for platform, layers in (("gpu", tiny.N), ("tpu", 1), ("cpu", 1)):
+        device = AbstractDevice("absent", None, platform)
+        mesh = AbstractMesh((1, 1, 1, 1), AXES, axes, abstract_device=device)
+        with jax.sharding.use_abstract_mesh(mesh):
+            assert count_unrolled(tiny.config()) == layers
+            assert count_unrolled(tiny.config(unroll=1)) == 1
+    assert count_unrolled(tiny.config(unroll=9)) == tiny.N
 
 
 def test_kept_products_are_not_computed_again() -> None:

@@ -212,9 +212,9 @@ class ModelConfig(MemoryFields):
         'and "offload:q,k" the same in the host\'s memory.',
     )
     unroll: int = field(
-        1,
-        at_least(1),
-        help="Layers in a step of the scan over layers. n_layer unrolls the scan.",
+        0,
+        help="Layers in a step of the scan over layers. n_layer unrolls the scan; 0 is "
+        "the fastest on the device.",
     )
 
     def __post_init__(self) -> None:

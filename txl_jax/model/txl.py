@@ -8,7 +8,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.errors import UserError
-from txl_jax.kernels.sharded import count_pieces, join_pieces, split_pieces
+from txl_jax.kernels.sharded import (
+    count_pieces,
+    join_pieces,
+    split_pieces,
+    target_device,
+)
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig
@@ -17,7 +22,7 @@ from txl_jax.model.initializers import keep_sums, weight
 from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
-from txl_jax.model.memory.kinds import make_parameter, open_memory, show_zeros
+from txl_jax.model.memory.kinds import make_parameter, open_memory
 from txl_jax.model.memory.memory_tokens import with_memory_tokens
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
 from txl_jax.model.memory.retrieval import layer_axes
@@ -60,7 +65,7 @@ class TransformerXL(nn.Module):
             split_rngs={"params": True, "dropout": True},
             in_axes=(layer_axes(self.config), 0, nn.broadcast, nn.broadcast),
             length=self.config.n_layer,
-            unroll=min(self.config.unroll, self.config.n_layer),
+            unroll=count_unrolled(self.config),
             metadata_params={nn.PARTITION_NAME: "N"},
         )(self.config)
 
@@ -110,7 +115,7 @@ class TransformerXL(nn.Module):
         check_in_sequence(config, P, L, segment_len)
         check_pieces(config, P, L, M, segment_len)
         if first_BL is not None and config.initial_memory == "zeros":
-            memory = show_zeros(memory, first_BL[:, 0])
+            memory = memory.zero(first_BL[:, 0])
             first_BL = first_BL.at[:, 0].set(False)
         keys = keys_per_query(config, M)
         oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
@@ -179,6 +184,16 @@ class TransformerXL(nn.Module):
         return self.embedding.log_probs(hidden_BLD), memory
 
 
+def count_unrolled(config: ModelConfig) -> int:
+    """Returns the layers in a step of the scan, `model.unroll`; 0 is the fastest.
+
+    On a GPU, which copies what a layer keeps into and out of stacks, the training step
+    of enwik8 takes 37 ms with all layers in a step and 51 ms with one each (one H200).
+    """
+    fastest = config.n_layer if target_device().platform == "gpu" else 1
+    return min(config.unroll or fastest, config.n_layer)
+
+
 def rematerialize(block: type[nn.Module], config: ModelConfig) -> Any:
     """Returns a layer that keeps only its input and what `model.remat_policy` names.
 
@@ -203,5 +218,5 @@ def rematerialize(block: type[nn.Module], config: ModelConfig) -> Any:
     }
     # Without a loop between the passes the compiler would merge the two computations;
     # inside a loop, preventing that only costs time.
-    unrolled = config.unroll >= config.n_layer
+    unrolled = count_unrolled(config) == config.n_layer
     return nn.remat(block, prevent_cse=unrolled, policy=keep[kind])
