@@ -59,7 +59,8 @@ def train(
 ) -> Json:
     """Trains to config.train.num_steps, from the newest checkpoint if there is one.
 
-    Returns the number of updates and the steps whose save failed. Raises UserError if
+    Returns the number of updates, the steps whose save failed, and the seconds by
+    purpose. Raises UserError if
     the last save failed, Interrupted after a signal, and BadNumbers if
     train.max_bad_steps updates in a row are skipped. A resumed run repeats an
     interrupted validation.
@@ -99,7 +100,11 @@ def update_to_the_end(run: "Run", batches: Iterator[tuple[Segment, Cursor]]) -> 
             run.record(in_flight=0)
             run.finish_step(step, state, position)
     run.checkpoints.finish(step)
-    return {"updates": step, "failed_saves": run.checkpoints.failed}
+    return {
+        "updates": step,
+        "failed_saves": run.checkpoints.failed,
+        "total_seconds": run.log.timing.totals,
+    }
 
 
 class Run:

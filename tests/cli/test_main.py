@@ -25,6 +25,7 @@ from txl_jax.cli.flags import MODES
 from txl_jax.cli.modes import check_processes
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.report.checksum import verify_checksum
+from txl_jax.report.log import read_metrics
 from txl_jax.report.provenance import EXACT
 from txl_jax.workdir.lock import locked
 
@@ -97,7 +98,8 @@ def test_the_workdir_has_the_documented_files(home: Home) -> None:
     assert (run["seed"], run["device_kind"], run["device_count"]) == (1111, "cpu", 8)
     saved = json.loads((home.run / "config.json").read_text())
     assert run["config"] == verify_checksum(saved)
-    assert run["goodput"] == home.trained.result["goodput"]
+    spent = read_metrics(home.run / "metrics.jsonl")[-1]["timing"]["total_seconds"]
+    assert home.trained.result["total_seconds"]["update"] == spent["update"]
     for split in ("train", "valid", "test"):
         digest = hashlib.sha256(home.split(split).read_bytes()).hexdigest()
         assert run["data"]["splits"][split]["sha256"] == digest

@@ -93,7 +93,7 @@ sys.exit(main())
 EARLY = "import", "compilation", "training", "save", "validation"
 LATE = "import", "compilation", "evaluation", "sample", "end"
 ROUND = EARLY, EARLY[2:], EARLY[2:], LATE, LATE[2:], LATE[2:]
-TIMES = ("seconds", "goodput", "per_second", "workdir", "sample", "picture")
+TIMES = ("seconds", "per_second", "workdir", "sample", "picture")
 
 
 class Run(NamedTuple):

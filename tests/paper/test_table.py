@@ -62,13 +62,13 @@ def test_an_interrupted_table_resumes(
 
 def test_hours_and_revisions_of_all_runs_are_reported(tmp_path: Path) -> None:
     code = {"git_revision": "1234567" + "0" * 33, "device_count": 2}
-    seconds = {"update": 2690.0, "evaluation": 10.0, "restart": 86_400.0}
+    line = {"timing": {"total_seconds": {"update": 2690.0, "evaluation": 10.0}}}
     for name, days in {"a": [24], "b": [24, 26]}.items():
         times = [f"2026-11-{day}T02:04:08+00:00" for day in days]
         starts = [{"time": time, "device_kind": "cpu", **code} for time in times]
-        run = {"starts": starts, "goodput": {"seconds": seconds}}
         (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(json.dumps(run))
+        (tmp_path / name / "run.json").write_text(json.dumps({"starts": starts}))
+        (tmp_path / name / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
     origin = table.describe_runs([tmp_path / name for name in ("a", "b", "lost")])
     assert origin["hours"] == 1.5
     assert table.describe_origin(origin) == (

@@ -17,7 +17,7 @@ from txl_jax.model.initializers import Params
 from txl_jax.paper import baselines
 from txl_jax.report import plots, tensorboard, wandb
 from txl_jax.report.checksum import Json
-from txl_jax.report.log import SendLine, last_step, read_metrics, say, to_json
+from txl_jax.report.log import SendLine, read_metrics, say, to_json
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import write_atomically
 from txl_jax.train import train
@@ -68,12 +68,8 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
         warn_of_rotations(training.config)
         if (rise := config.optim.warmup_steps) > (end := options.num_steps):
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
-        finished = last_step(workdir / METRICS) >= end
-        try:
-            result = train(training, workdir, log)
-        finally:
-            goodput = {} if finished else claim.record_goodput(workdir)
-        result |= goodput | {"train_seconds": time.perf_counter() - started}
+        result = train(training, workdir, log)
+        result["train_seconds"] = time.perf_counter() - started
         result["train_memory"] = reach.account(model, B, L)
         yield Trained(plan, plan.tokens, result, log)
 

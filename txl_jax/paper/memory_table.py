@@ -54,11 +54,12 @@ from txl_jax.paper.table import (
     keep,
 )
 from txl_jax.paper.tasks import FIRST_ANSWER, TEXTS
-from txl_jax.report.log import Json, say
+from txl_jax.report.log import Json, say, spent_seconds
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.programs import user_cache
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
+from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.load import Loaded, load
 from txl_jax.workdir.staging import write_files
 
@@ -252,7 +253,7 @@ def costs(loaded: Loaded, row: Config, folder: Path) -> Json:
         "parameters": described["parameters"],
         "state_bytes": state_bytes(model, row.eval),
         "train_tokens": tokens,
-        "tokens_per_second": tokens / described["goodput"]["seconds"]["update"],
+        "tokens_per_second": tokens / spent_seconds(folder / METRICS)["update"],
         "train_step_bytes": compiled.bytes,
     }
 

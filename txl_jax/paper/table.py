@@ -23,13 +23,12 @@ from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
 from txl_jax.paper.options import TABLES, TableConfig
-from txl_jax.report.log import Json, say, to_json
+from txl_jax.report.log import Json, say, spent_seconds, to_json
 from txl_jax.report.progress import interruptible
-from txl_jax.report.timing import PURPOSES
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import write_atomically
 from txl_jax.workdir import claim
-from txl_jax.workdir.folder import RUN
+from txl_jax.workdir.folder import METRICS, RUN
 from txl_jax.workdir.load import load
 from txl_jax.workdir.staging import write_files
 
@@ -183,9 +182,8 @@ def describe_runs(workdirs: list[Path]) -> Json:
     hours, revisions, devices, days = 0.0, set(), set(), set()
     for workdir in workdirs:
         run = claim.read_run(workdir)
+        hours += sum(spent_seconds(workdir / METRICS).values()) / 3600
         with claim.refusing_damage(workdir / RUN):
-            seconds = run.get("goodput", {}).get("seconds", {})
-            hours += sum(seconds.get(name, 0.0) for name in PURPOSES) / 3600
             for start in run.get("starts", []):
                 revisions.add(str(start["git_revision"]))
                 devices.add(f"{start['device_count']} x {start['device_kind']}")

@@ -234,6 +234,12 @@ def read_metrics(path: Path) -> list[Json]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
+def spent_seconds(path: Path) -> dict[str, float]:
+    """Returns the seconds of a run by purpose, from the last line of metrics.jsonl."""
+    lines = read_metrics(path) if path.exists() else []
+    return lines[-1]["timing"]["total_seconds"] if lines else {}
+
+
 def to_json(result: Any, indent: int | None = None) -> str:
     """Returns the result as JSON, with null for NaN and infinity."""
 

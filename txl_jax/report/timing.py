@@ -1,8 +1,7 @@
-"""Wall-clock time of a run by purpose, and the share that its updates took."""
+"""Wall-clock time of a run by purpose."""
 
 import contextlib
 import datetime
-import json
 import time
 from collections.abc import Iterator
 from typing import TypeVar
@@ -11,7 +10,6 @@ from txl_jax.report.checksum import Json
 
 Batch = TypeVar("Batch")
 
-# The purposes that a run's time is divided into; `goodput` names the rest.
 PURPOSES = ("update", "input", "compile", "checkpoint", "evaluation")
 
 
@@ -79,29 +77,3 @@ class Timing:
         """Returns the time of day, in UTC, and the totals until then."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         return {"time": now, "total_seconds": dict(self.totals)}
-
-
-def goodput(lines: list[bytes], run: Json) -> Json:
-    """Returns the goodput of a run since its first start, over all restarts.
-
-    lines: of its metrics.jsonl, of which the newest has the seconds of each purpose.
-    run: its run.json. What follows the newest line is this start's shutdown, and all
-    other seconds are those of restarts: start-up, downtime and repeated updates.
-    """
-    read = datetime.datetime.fromisoformat
-    first, last = (read(run["starts"][index]["time"]) for index in (0, -1))
-    now = datetime.datetime.now(datetime.UTC)
-    before = run.get("goodput", {}).get("seconds", {})
-    totals = dict.fromkeys(PURPOSES, 0.0) | {"shutdown": before.get("shutdown", 0.0)}
-    if lines:
-        timing = json.loads(lines[-1])["timing"]
-        totals |= timing["total_seconds"]
-        if (written := read(timing["time"])) > last:
-            totals["shutdown"] += (now - written).total_seconds()
-    wall = (now - first).total_seconds()
-    seconds = totals | {"restart": max(wall - sum(totals.values()), 0.0)}
-    return {
-        "share": totals["update"] / wall if wall > 0 else 0.0,
-        "wall_seconds": wall,
-        "seconds": seconds,
-    }

@@ -16,12 +16,11 @@ from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.report import provenance
 from txl_jax.report.checksum import DAMAGE, Json
-from txl_jax.report.log import say, whole_lines
-from txl_jax.report.timing import goodput
-from txl_jax.runtime import distributed, storage
+from txl_jax.report.log import say
+from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import write_atomically
 from txl_jax.update.init import abstract_params
-from txl_jax.workdir.folder import CONFIG, METRICS, RUN, VOCAB
+from txl_jax.workdir.folder import CONFIG, RUN, VOCAB
 
 IMPORTED = "imported"  # in run.json: the source of an imported model
 
@@ -71,8 +70,6 @@ def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> 
                 bits = "results are not bit-identical to those before this start"
                 say(f"{bits}: {difference}")
     run["starts"].append(provenance.start(run))
-    if "goodput" in before:
-        run["goodput"] = before["goodput"]
     if distributed.is_first():
         write_atomically(workdir / CONFIG, lambda path: configs.save_json(config, path))
         write_atomically(
@@ -81,22 +78,6 @@ def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> 
         write_run(workdir, run)
     start: Json = run["starts"][0]
     return start
-
-
-def record_goodput(workdir: Path) -> Json:
-    """Adds the goodput to run.json; returns it, or {} if it cannot be written."""
-    if not distributed.is_first():
-        return {}
-    failures: tuple[type[Exception], ...] = (*DAMAGE, *storage.errors())
-    try:
-        run = json.loads((workdir / RUN).read_text("utf-8"))
-        lines, _ = whole_lines(workdir / METRICS, 2**62)
-        run["goodput"] = goodput(lines, run)
-        write_run(workdir, run)
-    except failures as error:
-        say(f"the goodput is not in {workdir / RUN} ({storage.one_line(error)})")
-        return {}
-    return {"goodput": run["goodput"]}
 
 
 def write_run(workdir: Path, run: Json) -> None:
