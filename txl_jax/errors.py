@@ -4,7 +4,7 @@
 |---|---|---|
 | 0 | | the work is done |
 | 2 | USER_ERROR | the line says what to change |
-| 75 | RETRY | stopped by a signal, a hang or a lost process: the same command resumes |
+| 75 | RETRY | stopped by a signal or a lost process: the same command resumes |
 | 76 | BAD_NUMBERS | too many bad updates in a row, or a result that is not finite |
 | 130 | INTERRUPTED | stopped by Ctrl-C: the same command resumes |
 | 141 | BROKEN_PIPE | the reader of stdout has gone, as after `| head` |

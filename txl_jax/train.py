@@ -28,7 +28,6 @@ from txl_jax.report.tensorboard import Events
 from txl_jax.report.trace import Trace
 from txl_jax.runtime import distributed, preemption
 from txl_jax.runtime.programs import record_loops
-from txl_jax.runtime.watchdog import Watchdog
 from txl_jax.sharding.rules import place_segments
 from txl_jax.update.state import Metrics, Program, TrainState
 from txl_jax.update.step import REASONS
@@ -122,7 +121,6 @@ class Run:
         train = config.train
         self.training, self.stop = training, preemption.current()
         stack.callback(self.stop.release)
-        self.watchdog = enter(Watchdog(config.run.hang_seconds))
         self.checkpoints = enter(open_checkpoints(workdir, config.checkpoint))
         self.start = save_restore.restore_or_init(
             self.checkpoints, workdir, training.program, training.params
@@ -194,7 +192,6 @@ class Run:
 
     def at_boundary(self) -> bool:
         """Returns whether to end; all processes must call this equally often."""
-        self.watchdog.feed()
         self.checkpoints.poll()
         return self.stop.at_boundary() or bool(self.bad)
 

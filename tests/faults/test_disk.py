@@ -185,7 +185,7 @@ def test_a_run_continues_over_a_full_disk_and_after_it(
 ) -> None:
     """Metrics that the disk refuses wait, and no checkpoint overtakes them."""
     disk.checkpoint, disk.metrics = 20, 30
-    assert train(tmp_path, 40) == {"updates": 40, "failed_saves": [20, 30]}
+    assert train(tmp_path, 40)["failed_saves"] == [20, 30]
     said = capfd.readouterr().err
     told = said.index("CHECKPOINT 20 COULD NOT BE SAVED")
     assert told < said.index("update 30: valid bpc"), "at once"
@@ -200,7 +200,7 @@ def test_a_run_continues_over_a_full_disk_and_after_it(
         train(tmp_path, 50)
     disk.checkpoint = disk.metrics = -1
     disk.repair()
-    assert train(tmp_path, 50) == {"updates": 50, "failed_saves": []}
+    assert train(tmp_path, 50)["failed_saves"] == []
     train(tmp_path / "straight", 50)
     assert exact(tmp_path) == exact(tmp_path / "straight")
 

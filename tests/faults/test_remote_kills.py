@@ -122,7 +122,7 @@ def test_a_signal_and_a_resume_on_another_number_of_processes(pair: Pair) -> Non
 @pytest.mark.parametrize("status", [0, 403], ids=["gone", "without rights"])
 def test_a_store_that_fails_for_a_while(pair: Pair, status: int) -> None:
     """Training continues meanwhile, and a later checkpoint is saved."""
-    run = pair.start("--config.train.num_steps=100000", "--hang_seconds=600")
+    run = pair.start("--config.train.num_steps=100000")
     run.until(lambda: len(pair.store.saved(pair.workdir)) > 1)
     calls = [len(proxy.calls) for proxy in pair.proxies]
     for proxy in pair.proxies:

@@ -1,7 +1,6 @@
 """Runs of two processes, any of which may get a signal, hang or die."""
 
 import json
-import re
 import signal
 from pathlib import Path
 
@@ -148,38 +147,18 @@ def test_a_signal_while_compiling_or_evaluating_ends_both(
     assert saved(workdir)[-1] == len(exact(workdir)) >= (20 if phase else 0)
 
 
-# After compilation the watchdog is quicker than jax, which waits for heartbeats.
-IMPATIENT = """
-import sys
-from txl_jax.main import main
-from txl_jax.runtime.watchdog import Watchdog
-
-def feed(watchdog):
-    watchdog.seconds = 20
-    watchdog.fed.set()
-
-Watchdog.feed = feed
-sys.exit(main())
-"""
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_process_that_hangs_ends_the_other(folder: Path, index: int) -> None:
     workdir = folder / f"hanging{index}"
     flags = [f"--config={folder / 'tiny.py'}", f"--workdir={workdir}", *ENDLESS]
-    run = Processes(folder, *flags, python=("-c", IMPATIENT))
+    run = Processes(folder, *flags)
     run.until(has_step(workdir, 10))
     run.all[index].send_signal(signal.SIGSTOP)
-    other = run.all[1 - index]
-    # jax aborts it if it has missed the other's heartbeats first.
-    assert other.wait(LIMIT_SECONDS) in (75, -signal.SIGABRT)
+    # jax aborts it when it has missed the other's heartbeats.
+    assert run.all[1 - index].wait(LIMIT_SECONDS) in (75, -signal.SIGABRT)
     run.all[index].send_signal(signal.SIGCONT)
     run.wait()
-    if other.returncode == 75:
-        assert "run.hang_seconds = 20" in run.said(1 - index)[-1]
-        # It waits for the other in a call, or for the metrics of a call.
-        assert re.search(r"train\.py.* in \w+", run.stderr[1 - index].read_text())
 
 
 ALONE = (

@@ -1,11 +1,10 @@
-"""Connection of processes, and their exits: by timeout, watchdog or signal."""
+"""Connection of processes, and their exits: by timeout or signal."""
 
 import contextlib
 import errno
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from txl_jax.errors import UserError
 from txl_jax.runtime import distributed
 from txl_jax.runtime.environment import SLURM as SLURM_NAMES
 from txl_jax.runtime.environment import find_processes
-from txl_jax.runtime.watchdog import Watchdog
 
 JOB = {"JAX_COORDINATOR_ADDRESS": "node0:1234", "JAX_NUM_PROCESSES": "4"}
 ENVIRONMENT = JOB | {"JAX_PROCESS_ID": "3"}
@@ -148,45 +146,6 @@ def test_processes_feed_interleaved_devices(tmp_path: Path) -> None:
     assert run.wait() == [0, 0], run.said(0)
     for text, rows in zip(run.stdout, ("[0, 1, 6, 7]", "[2, 3, 4, 5]"), strict=True):
         assert rows in text.splitlines(), text
-
-
-HANGS = """
-import threading
-from txl_jax.runtime.watchdog import Watchdog
-
-def hang():
-    threading.Event().wait()
-
-with Watchdog(0.5):
-    hang()
-"""
-
-
-def test_a_hang_ends_with_stacks_and_75(tmp_path: Path) -> None:
-    run = Processes(tmp_path, python=("-c", HANGS), count=1)
-    assert run.wait() == [75] and "in hang" in run.stderr[0].read_text()
-    assert "no progress for run.hang_seconds = 0.5 s" in run.said(0)[-1]
-
-
-def test_the_watchdog_waits_again_after_each_feed(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    lines, waits, fed = [], [], [True, True, False]
-    monkeypatch.setattr(distributed, "exit_now", lambda line, _: lines.append(line))
-    watchdog = Watchdog(7)
-
-    def wait(seconds: float) -> bool:
-        waits.append(seconds)
-        if is_fed := fed[len(waits) - 1]:
-            watchdog.feed()
-        return is_fed
-
-    monkeypatch.setattr(watchdog.fed, "wait", wait)
-    watchdog._watch()
-    assert waits == [7, 7, 7] and len(lines) == 1
-    with Watchdog(0) as off:
-        assert "watchdog" not in [thread.name for thread in threading.enumerate()]
-    assert off.closed
 
 
 LISTENS = """

@@ -10,11 +10,6 @@ from txl_jax.fields import between, check, field
 class RunConfig:
     """How a run uses its machines; no result depends on it."""
 
-    hang_seconds: int = field(
-        1_800,
-        help="Seconds without progress after which a run counts as hung and exits. 0 "
-        "sets no limit.",
-    )
     compilation_cache: str = field(
         "",
         help="Folder of compiled programs, local or on gs://. Empty takes the user's "
