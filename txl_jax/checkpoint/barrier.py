@@ -11,6 +11,7 @@ import sys
 import threading
 
 import jax
+from jax._src.distributed import global_state
 from orbax.checkpoint import multihost
 
 from txl_jax.runtime import distributed, storage
@@ -43,14 +44,14 @@ class Barriers:
             return
         if "_complete." in key:  # one of the two
             self._meet(timeout_ms)
-            for name, reason in distributed.client().key_value_dir_get(self.key):
+            for name, reason in global_state.client.key_value_dir_get(self.key):
                 self.known = True
                 raise OSError(f"process {name.removeprefix(self.key)}: {reason}")
             return
         if error is not None and self.met < MEETINGS and not self.known:
             self.known = True
             name = f"{self.key}{jax.process_index()}"
-            distributed.client().key_value_set(name, storage.one_line(error))
+            global_state.client.key_value_set(name, storage.one_line(error))
             self._meet(timeout_ms)
         multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 

@@ -4,6 +4,7 @@ import functools
 import logging
 import math
 import operator
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from txl_jax.report import provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import Lines, say, to_json
 from txl_jax.report.progress import waiting
-from txl_jax.runtime import distributed, preemption, programs, storage
+from txl_jax.runtime import distributed, programs, storage
 from txl_jax.workdir.load import Loaded, initial_data, load
 from txl_jax.workdir.staging import UNWRITTEN
 
@@ -94,18 +95,9 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
     try:
         with ExitStack() as stack:
             if is_program:
-                distributed.connect()
                 leave = functools.partial(distributed.exit_on_error, mode=command.mode)
                 stack.push(leave)
-                # `compile` needs no device, and libtpu prints errors without a TPU.
-                if command.mode != "compile" or distributed.several():
-                    distributed.find_devices()
-                with machine_errors(command.workdir):
-                    programs.keep(command.config.run.compilation_cache)
-                stack.enter_context(preemption.listening())
-                if distributed.several():
-                    check_equal(command)
-                    check_processes(command.mode, command.config.eval.dynamic)
+                start_processes(command)
             with machine_errors(command.workdir):
                 if command.mode not in ("prepare", "import", "export", "compile"):
                     command = command._replace(config=check_kernel(command.config))
@@ -144,6 +136,21 @@ def check_kernel(config: Config) -> Config:
         f"{fault or 'found by another process'}"
     )
     return with_fields(config, "model", kernel="xla")
+
+
+def start_processes(command: Command) -> None:
+    """Connects this process to the others, if any, and finds the devices of all."""
+    distributed.connect()
+    if command.mode not in ("train", "table"):  # whose loop takes it from jax
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # `compile` needs no device, and libtpu prints errors without a TPU.
+    if command.mode != "compile" or jax.distributed.is_initialized():
+        distributed.find_devices()
+    with machine_errors(command.workdir):
+        programs.keep(command.config.run.compilation_cache)
+    if distributed.several():
+        check_equal(command)
+        check_processes(command.mode, command.config.eval.dynamic)
 
 
 def check_finite(result: Json) -> None:

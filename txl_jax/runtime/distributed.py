@@ -1,8 +1,9 @@
 """The processes of a run: connection, barriers and termination.
 
-Every process runs the same command; `environment` says how they find each other. A
-single process opens no connection. Process 0 is the coordinator: it alone writes a
-run's files and reports progress. When a process dies, jax's coordination service ends
+Every process runs the same command. On TPU pods, GKE and under Slurm's `srun`, jax
+finds the others; elsewhere ADDRESS (host:port of process 0), COUNT and INDEX describe
+them, or JOB_COMPLETION_INDEX of an indexed job instead of INDEX. Process 0 alone writes
+a run's files and reports progress. When a process dies, jax's coordination service ends
 the others soon after HEARTBEAT_SECONDS.
 """
 
@@ -11,13 +12,13 @@ import os
 import sys
 import threading
 import traceback
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
-from jax._src.distributed import global_state  # has no public counterpart
 from jax.experimental import multihost_utils
 
 from txl_jax.errors import (
@@ -30,10 +31,11 @@ from txl_jax.errors import (
     device_error,
 )
 from txl_jax.runtime import storage
-from txl_jax.runtime.environment import ADDRESS, COUNT, INDEX, find_processes
 
 Result = TypeVar("Result")
-EXITING = threading.Lock()  # held by the thread that ends the process
+
+ADDRESS, COUNT = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES"
+INDEX = "JAX_PROCESS_ID"
 
 CONNECT_SECONDS = 300  # until all processes must have connected
 HEARTBEAT_SECONDS = 30  # from a process's last heartbeat until jax counts it as lost
@@ -53,16 +55,18 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
 
     Raises UserError; exits with RETRY if not all connect within wait_seconds.
     """
-    args = find_processes()
-    if not args:
+    count, address = os.environ.get(COUNT, ""), os.environ.get(ADDRESS, "")
+    if count == "1":
         return
+    port = address.rpartition(":")[2]
+    if address and not (port.isdecimal() and 0 < int(port) < 2**16):  # jax would abort
+        raise UserError(f"{ADDRESS} = {address!r} must be host:port")
+    alone = f"or set {COUNT}=1 to run alone"
 
     def give_up() -> NoReturn:
         _write(
-            f"txl_jax[{args.get('process_id', '?')}]: not all processes connected to "
-            f"{args.get('coordinator_address', 'their coordinator')} within "
-            f"{wait_seconds} s: start all of them, each {INDEX} once, with the same "
-            f"{ADDRESS} and {COUNT}"
+            f"txl_jax: not all processes connected within {wait_seconds} s: start all "
+            f"of them, each {INDEX} once, with the same {ADDRESS} and {COUNT}, {alone}"
         )
         os._exit(RETRY)
 
@@ -70,13 +74,28 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
     timer = threading.Timer(wait_seconds, give_up)
     timer.daemon = True
     timer.start()
-    jax.distributed.initialize(
-        initialization_timeout=wait_seconds + 60,
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-        shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-        **args,
-    )
-    timer.cancel()
+    stated: dict[str, Any] = {}
+    try:
+        if count:
+            index = os.environ.get(INDEX) or os.environ.get("JOB_COMPLETION_INDEX", "")
+            stated = {"num_processes": int(count), "process_id": int(index)}
+            stated["cluster_detection_method"] = "deactivate"
+        with warnings.catch_warnings(action="ignore"):  # advice for Kubernetes
+            jax.distributed.initialize(
+                initialization_timeout=wait_seconds + 60,
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+                **stated,
+            )
+    except Exception as error:
+        if str(error).startswith("coordinator_address should") and not count:
+            return  # no cluster
+        raise UserError(
+            f"cannot find the other processes ({storage.one_line(error)}): set "
+            f"{ADDRESS}, {COUNT} and {INDEX}, {alone}"
+        ) from error
+    finally:
+        timer.cancel()
 
 
 def find_devices() -> None:
@@ -85,15 +104,19 @@ def find_devices() -> None:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter has no message
         reason = storage.one_line(error) if str(error) else "none of its kind is here"
-        raise UserError(f"no device ({reason}): check JAX_PLATFORMS") from error
+        line = f"no device ({reason}): check JAX_PLATFORMS"
+        if jax.distributed.is_initialized():
+            _write(f"txl_jax: {line}")
+            os._exit(USER_ERROR)
+        raise UserError(line) from error
     if several():
         wait_for_all()  # see there
         multihost_utils.sync_global_devices("txl_jax")
 
 
 def several() -> bool:
-    """Returns whether the run has several processes; needs no devices."""
-    return jax.distributed.is_initialized() and global_state.num_processes > 1
+    """Returns whether the run has several processes; finds the devices if so."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_first() -> bool:
@@ -159,19 +182,20 @@ def together(*errors: type[Exception]) -> Iterator[None]:
         raise raised or OSError("another process cannot write")
 
 
-def client() -> Any:
-    """Returns the client of jax's coordination service of one of several processes."""
-    return global_state.client
-
-
 def wait_for_all() -> None:
     """Waits until every process has made this call as many times.
 
     Must precede the first call of a program with collectives, after its compilation:
     devices of CPUs that communicate for the first time wait 30 s for one another.
     """
+    _barrier("txl_jax", WAIT_SECONDS)
+
+
+def _barrier(key: str, seconds: int) -> None:
     if several():
-        client().wait_at_barrier("txl_jax", 1000 * WAIT_SECONDS)
+        from orbax.checkpoint import multihost
+
+        multihost.get_barrier_sync_fn()(key=key, timeout_ms=1000 * seconds)
 
 
 def exit_on_error(
@@ -207,7 +231,7 @@ def report(error: UserError | Interrupted | BadNumbers) -> int:
     if isinstance(error, UserError) and several():
         warn(str(error))
         try:
-            client().wait_at_barrier("txl_jax/error", 1000 * ERROR_SECONDS)
+            _barrier("txl_jax/error", ERROR_SECONDS)
         except jax.errors.JaxRuntimeError:
             exit_now("", USER_ERROR)
     elif is_first():
@@ -216,20 +240,18 @@ def report(error: UserError | Interrupted | BadNumbers) -> int:
 
 
 def warn(line: str) -> None:
-    """Prints a line from any process and any thread."""
-    index = f"[{global_state.process_id}]" if several() else ""
+    """Prints a line from any process."""
+    index = f"[{jax.process_index()}]" if several() else ""
     _write(f"txl_jax{index}: {line}")
 
 
 def _write(line: str) -> None:
-    # A hanging thread may hold the lock of sys.stderr.
     with contextlib.suppress(OSError):  # a full disk, or a closed pipe
         os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
 def exit_now(line: str, status: int) -> NoReturn:
-    """Prints a line and exits at once, from any thread; later calls never return."""
-    EXITING.acquire()  # never released
+    """Prints a line and exits at once."""
     if line:
         warn(line)
     os._exit(status)
