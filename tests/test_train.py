@@ -3,6 +3,7 @@
 Its steps compute next to nothing; `tests/update` and `tests/cli/test_main.py` train.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import socket
@@ -108,7 +109,7 @@ def train(
 def ask_to_end(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
     """Simulates a signal before the boundary with that number, counted from 1."""
     stop = Stop()
-    monkeypatch.setattr(preemption, "current", lambda: stop)
+    monkeypatch.setattr(preemption, "listening", lambda: contextlib.nullcontext(stop))
     at_boundary, count = stop.at_boundary, itertools.count(1)
 
     def counted() -> bool:
@@ -162,6 +163,7 @@ class Events:
     def __init__(self, config: Config, last: int) -> None:
         self.start = 0, 0, 0
         self.training = SimpleNamespace(config=config)
+        self.log = SimpleNamespace(timing=SimpleNamespace(totals={}))
         self.checkpoints = SimpleNamespace(finish=lambda step: None, failed=[])
         self.last, self.done, self.calls = last, list[str](), list[str]()
 

@@ -12,24 +12,21 @@ files and prints.
 import os
 import signal
 import sys
-import threading
 
 import txl_jax
-from txl_jax.errors import BROKEN_PIPE, INTERRUPTED, RETRY, USER_ERROR, UserError
+from txl_jax.errors import BROKEN_PIPE, USER_ERROR, UserError
 from txl_jax.runtime import allocator
-
-STATUSES = {signal.SIGTERM: RETRY, signal.SIGINT: INTERRUPTED}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one mode and returns the exit status.
 
-    Without argv it runs as a program, which also connects to the other processes and
-    handles signals. If the reader of stdout has gone, it ends quietly.
+    Without argv it runs as a program, which also connects to the other processes. If
+    the reader of stdout has gone, it ends quietly.
     """
     if argv is None:
         allocator.keep_freed()
-        exit_on_signals()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # also ends C++ code
         os.environ["MPLBACKEND"] = "agg"  # pictures are files
         if sys.stdout:  # its encoding may lack characters
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -50,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_mode(args: list[str], is_program: bool) -> tuple[int, str]:
     """Runs one mode; returns the exit status, and the result or the help to print."""
-    from txl_jax.cli import flags, help  # after `exit_on_signals`: takes 0.2 s
+    from txl_jax.cli import flags, help  # takes 0.2 s
 
     try:
         general, _ = flags.read_general(args)
@@ -82,31 +79,6 @@ def import_jax() -> None:
         ) from error
     if jax.config.values["jax_enable_x64"]:
         raise UserError("JAX_ENABLE_X64 is not supported: unset it")
-
-
-def exit_on_signals() -> None:
-    """Makes SIGTERM and SIGINT end the process at once, with one line.
-
-    `runtime.preemption` takes over when there is work to save. A thread ends the
-    process, because Python's own handlers wait for C++ code, such as the connection to
-    other processes, to return.
-    """
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    for number in STATUSES:
-        signal.signal(number, lambda *_: None)  # so that its number reaches the pipe
-    signal.set_wakeup_fd(write)
-
-    def wait() -> None:
-        while (number := os.read(read, 1)[0]) not in STATUSES:
-            pass  # of another handler
-        name = signal.Signals(number).name
-        os.write(
-            2, f"txl_jax: {name}: ended at once; the same command resumes\n".encode()
-        )
-        os._exit(STATUSES[signal.Signals(number)])
-
-    threading.Thread(target=wait, name="early signals", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from txl_jax.model.segment import Segment
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import MetricsLog, SendLine
 from txl_jax.report.peak import peak_flops
-from txl_jax.report.progress import Progress, compile_step, interruptible
+from txl_jax.report.progress import Progress, compile_step
 from txl_jax.report.tensorboard import Events
 from txl_jax.report.trace import Trace
 from txl_jax.runtime import distributed, preemption
@@ -119,8 +119,7 @@ class Run:
         """Opens the run's files, which `stack` closes, and restores its state."""
         config, enter = training.config, stack.enter_context
         train = config.train
-        self.training, self.stop = training, preemption.current()
-        stack.callback(self.stop.release)
+        self.training, self.stop = training, enter(preemption.listening())
         self.checkpoints = enter(open_checkpoints(workdir, config.checkpoint))
         self.start = save_restore.restore_or_init(
             self.checkpoints, workdir, training.program, training.params
@@ -176,7 +175,6 @@ class Run:
         else:
             state, metrics = self.compiled[S](state, segments)
         self.calls.append((step, metrics))
-        self.stop.hold()
         return state
 
     def record(self, in_flight: int) -> None:
@@ -227,9 +225,15 @@ class Run:
         with (
             self.log.timing.spend("evaluation"),
             suppress(Interrupted),
-            interruptible("valid", self.at_boundary) as progress,
+            Progress("valid") as bar,
         ):
-            return self.training.mean_nll(state.evaluated, progress)
+
+            def show(done: int, total: int) -> None:
+                bar(done, total)
+                if self.at_boundary():
+                    raise self.stop.end("while evaluating")
+
+            return self.training.mean_nll(state.evaluated, show)
         return None
 
 

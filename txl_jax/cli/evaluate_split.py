@@ -26,7 +26,7 @@ from txl_jax.paper import cold_start
 from txl_jax.report import plots, provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import aligned, say
-from txl_jax.report.progress import interruptible
+from txl_jax.report.progress import Progress
 from txl_jax.sharding.rules import check_streams
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
@@ -124,7 +124,7 @@ def evaluate_cold_start(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
     config = loaded.config.eval
     warn_of_rotations(loaded.config)
     text, started = tokens.split(config.split), time.perf_counter()
-    with interruptible("cold starts") as progress:
+    with Progress("cold starts") as progress:
         nll_T, pieces = cold_start.measure(loaded, text, progress)
     result = cold_start.summarize(nll_T, pieces, config)
     result |= describe_input(loaded, tokens)
@@ -156,7 +156,7 @@ def evaluate_split(
     score = None if read else plain
     score = score or make_evaluate(model, config, mesh, read)
     off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
-    with interruptible(split) as progress:
+    with Progress(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)
     return {
         "split": split,

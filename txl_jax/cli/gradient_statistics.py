@@ -14,7 +14,7 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import each_segment
 from txl_jax.model.initializers import Params
 from txl_jax.report.log import say
-from txl_jax.report.progress import interruptible
+from txl_jax.report.progress import Progress
 from txl_jax.runtime import storage
 from txl_jax.workdir.arrays import read_arrays, save_arrays
 from txl_jax.workdir.load import Loaded
@@ -38,7 +38,7 @@ def find(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
     if config.dynamic_segments:
         text = text[: config.dynamic_segments * L + 1]
     streams = Streams(text, 1, L, reset_memory_at=int(config.reset_memory_at))
-    with interruptible("gradients of train") as progress:
+    with Progress("gradients of train") as progress:
         segments = each_segment(streams, progress)
         rms = dynamic.root_mean_squares(
             loaded.config.model, config, loaded.mesh, loaded.params, segments

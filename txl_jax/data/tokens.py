@@ -30,7 +30,7 @@ from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
-from txl_jax.runtime import distributed, preemption, storage
+from txl_jax.runtime import distributed, storage
 
 VOCAB = "vocab.json"
 FIX = "delete the folder and prepare again"
@@ -100,11 +100,7 @@ def prepare(config: DataConfig, vocab: Vocab | None = None) -> Tokens:
     share its disk. A signal stops the preparation immediately; the next run continues
     it.
     """
-    stop = preemption.current()
-    if distributed.is_first():
-        stop.holds = False
     tokens = distributed.first_then_others(lambda: _prepare(config))
-    stop.release()
     own, other = (each.to_json() for each in (vocab or tokens.vocab, tokens.vocab))
     if own.get("words", own) != other.get("words", other):  # lines may differ
         raise UserError(

@@ -43,7 +43,6 @@ from txl_jax.model.positions import distances
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json, say
 from txl_jax.report.plots import empty, save
-from txl_jax.runtime import preemption
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.init import init_params
@@ -87,7 +86,6 @@ def run(config: Config, workdir: Path) -> Json:
         "windows_timed": ROUNDS * B,
         "rows": rows,
     }
-    stop = preemption.current()
     for W in lengths:
         timed = dataclasses.replace(
             config.eval, mem_len=W, ext_len=0, segments_per_step=1
@@ -103,8 +101,6 @@ def run(config: Config, workdir: Path) -> Json:
         rows.append(row)
         result["seconds"] = time.perf_counter() - started
         files = write_files(workdir / "speed", result, plot_speed)
-        if stop.at_boundary():
-            raise stop.end("while timing")
     return result | files
 
 

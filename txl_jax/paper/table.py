@@ -24,7 +24,7 @@ from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
 from txl_jax.paper.options import TABLES, TableConfig
 from txl_jax.report.log import Json, say, spent_seconds, to_json
-from txl_jax.report.progress import interruptible
+from txl_jax.report.progress import Progress
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import write_atomically
 from txl_jax.workdir import claim
@@ -134,7 +134,7 @@ def score(row: Config, workdir: Path, tokens: Tokens) -> Json:
     for length in lengths(row):
         evaluation = attend(loaded.config, length)
         evaluate = make_evaluate_once(loaded.config.model, evaluation, loaded.mesh)
-        with interruptible(f"attention to {length} tokens") as progress:
+        with Progress(f"attention to {length} tokens") as progress:
             scores = evaluate(loaded.params, text, progress)
         nll_nats[str(length)] = scores["nll"]
     return {"nll_nats": nll_nats, "tokens": scores["tokens"]}

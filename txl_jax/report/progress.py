@@ -12,7 +12,7 @@ import jax
 import tqdm
 
 from txl_jax.report.log import say
-from txl_jax.runtime import distributed, preemption
+from txl_jax.runtime import distributed
 
 EVERY_SECONDS = 10.0  # between lines, where stderr is not a terminal
 QUIET_SECONDS = 2.0  # shorter waits are not reported
@@ -114,20 +114,3 @@ def compile_step(
         program = step.lower(*args).compile(options)
     distributed.wait_for_all()
     return program
-
-
-@contextlib.contextmanager
-def interruptible(
-    label: str, at_boundary: Callable[[], bool] | None = None
-) -> Iterator[Callable[[int, int], None]]:
-    """Yields progress(done, total), which raises Interrupted when the run ends."""
-    stop = preemption.current()
-    ends = at_boundary or stop.at_boundary
-    with Progress(label) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar(done, total)
-            if ends():
-                raise stop.end("while evaluating")
-
-        yield progress
