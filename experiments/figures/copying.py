@@ -14,7 +14,6 @@ writes copying.json and copying.png.
 """
 
 import argparse
-import contextlib
 import json
 import sys
 import time
@@ -25,17 +24,16 @@ import jax
 import jax.numpy as jnp
 import matplotlib.figure
 import numpy as np
-from absl import logging
 from jax import Array
 from matplotlib.axes import Axes
 
+from experiments.figures import program
 from experiments.figures.reach import farthest
 from txl_jax import config as configs
 from txl_jax.cli.training_run import trained
 from txl_jax.config import Config
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
-from txl_jax.errors import Interrupted, UserError
 from txl_jax.evaluate import reader
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
@@ -57,15 +55,17 @@ STREAMS = 8  # of the test; each starts cold
 
 
 def read_flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = program.make_parser(__doc__)
     delays = [4, 8, 16, 24, 32, 40, 56]
-    parser.add_argument("--delays", type=int, nargs="+", default=delays)
+    parser.add_argument("--delays", type=program.count, nargs="+", default=delays)
     parser.add_argument("--mem_lens", type=int, nargs="+", default=[0, 16, 32, 64])
-    parser.add_argument("--gradient_segments", type=int, nargs="+", default=[1])
+    parser.add_argument(
+        "--gradient_segments", type=program.count, nargs="+", default=[1]
+    )
     parser.add_argument("--recall", type=int, default=0, help="recall of so many pairs")
     parser.add_argument("--n_layer", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--updates", type=int, default=400)
+    parser.add_argument("--updates", type=program.count, default=400)
     text = "streams of an update, divided among the segments that a gradient crosses"
     parser.add_argument("--batch_size", type=int, default=32, help=text)
     parser.add_argument("--workdir", type=Path, default=Path("runs/figures/copying"))
@@ -249,9 +249,8 @@ def mark_reach(axes: Axes, cell: dict[str, Any], farthest_answer: int) -> None:
                       ha="left" if is_left else "right", va="top")  # fmt: skip
 
 
-def main() -> int:
-    args = read_flags()
-    logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the result of all cells; writes it, and the picture."""
     grid = [
         {"delay": delay, "mem_len": mem_len, "gradient_segments": G, "seed": seed}
         for seed in args.seeds
@@ -259,13 +258,7 @@ def main() -> int:
         for mem_len in args.mem_lens
         for G in args.gradient_segments
     ]
-    try:
-        # Only the result goes to stdout, whatever a library prints.
-        with contextlib.redirect_stdout(sys.stderr):
-            cells = [run_cell(args, cell) for cell in grid]
-    except (UserError, Interrupted) as error:
-        print(f"copying: {error}", file=sys.stderr)
-        return 2
+    cells = [run_cell(args, cell) for cell in grid]
     picture = args.workdir / "copying.png"
     plot(cells, 1 / SYMBOLS, picture)
     result = {
@@ -278,10 +271,13 @@ def main() -> int:
         "cells": cells,
         "picture": str(picture),
     }
-    line = json.dumps(result)
-    (args.workdir / "copying.json").write_text(line + "\n", "utf-8")
-    print(line)
-    return 0
+    (args.workdir / "copying.json").write_text(json.dumps(result) + "\n", "utf-8")
+    return result
+
+
+def main() -> int:
+    args = read_flags()
+    return program.run(lambda: measure(args))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,13 @@ validation. A level is a published result, drawn as a line. Prints the best vali
 import argparse
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
+from experiments.figures import program
 from txl_jax.config import LOCAL
+from txl_jax.errors import UserError
 from txl_jax.report.log import read_metrics
 from txl_jax.report.plots import empty
 from txl_jax.workdir.folder import METRICS, RUN
@@ -38,7 +41,7 @@ def parse_level(text: str) -> tuple[str, float]:
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the flags."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = program.make_parser(__doc__)
     parser.add_argument("--workdir", type=Path, required=True, help="of the run")
     parser.add_argument("--log", type=Path, required=True, help="the .jsonl to write")
     parser.add_argument("--picture", type=Path, required=True, help="the .png to write")
@@ -96,17 +99,16 @@ def plot(
     figure.savefig(path, dpi=100)
 
 
-def main() -> None:
-    parser = make_parser()
-    args = parser.parse_args()
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the best validation; writes the log and the picture."""
     run = json.loads((args.workdir / RUN).read_text("utf-8"))
     train = run["config"]["train"]
     if train["varlen"]:
-        parser.error("its segments vary in length: tokens are not counted")
+        raise UserError("its segments vary in length: tokens are not counted")
     tokens = train["batch_size"] * train["tgt_len"] * train["segments_per_update"]
     lines = find_validations(read_metrics(args.workdir / METRICS))
     if not lines:
-        parser.error(f"{args.workdir} has no validation yet")
+        raise UserError(f"{args.workdir} has no validation yet")
     lines = [{**line, "tokens": line["updates"] * tokens} for line in lines]
     config = {section: run["config"][section] for section in SECTIONS}
     for section, name in (field.split(".") for field in LOCAL):
@@ -116,8 +118,13 @@ def main() -> None:
     rows = [{name: run[name] for name in PROVENANCE}, *lines]
     args.log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     plot(lines, args.level, args.picture)
-    print(json.dumps(min(lines, key=lambda line: line["valid_nats"])))
+    return min(lines, key=lambda line: line["valid_nats"])
+
+
+def main() -> int:
+    args = make_parser().parse_args()
+    return program.run(lambda: measure(args))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,7 +11,6 @@ Dims: T bytes of the file, S segments of a call, L segment.
 """
 
 import argparse
-import contextlib
 import hashlib
 import json
 import lzma
@@ -25,11 +24,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.figures import program
 from experiments.figures.online_step import Options, State, learn_segments, start
 from txl_jax.errors import BadNumbers, UserError
 from txl_jax.report import provenance
 from txl_jax.report.log import say, to_json
-from txl_jax.runtime import allocator, distributed
+from txl_jax.runtime import allocator
 from txl_jax.runtime.storage import write_atomically
 
 RESULT, STATE = "online.json", "state.msgpack"
@@ -86,21 +86,14 @@ def to_bits(nll: np.ndarray) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = program.make_parser(__doc__)
     parser.add_argument("--path", type=Path, required=True)
     parser.add_argument("--bytes", type=int, default=0, help="the first; 0 = all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workdir", type=Path, default=Path("runs/figures/online"))
     args = parser.parse_args()
     allocator.keep_freed()
-    try:
-        # Only the result goes to stdout, whatever a library prints.
-        with contextlib.redirect_stdout(sys.stderr):
-            result = measure(args)
-    except (UserError, BadNumbers) as error:
-        return distributed.report(error)
-    print(to_json(result))
-    return 0
+    return program.run(lambda: measure(args))
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -12,9 +12,7 @@ Dims: B streams, L segment, M memory, N layers, D model, R distances, V vocabula
 """
 
 import argparse
-import contextlib
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,12 @@ import matplotlib.figure
 import numpy as np
 from jax import Array
 
+from experiments.figures import program
 from txl_jax.data import tokens as token_files
+from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
+from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.positions import sinusoid_RD
 from txl_jax.model.txl import TransformerXL
 from txl_jax.workdir import load
@@ -86,7 +87,11 @@ def measure_confusion(folder: Path, streams: int = 8) -> dict[str, float]:
     """
     loaded = load.load(folder)
     config, L = loaded.config.model, loaded.config.train.tgt_len
+    if type(empty_memory(config, 1)) is not Memory or not config.mem_len:
+        raise UserError(f"--workdir={folder}: its model lacks the paper's memory")
     text_T = token_files.prepare(loaded.config.data).split("test")
+    if len(text_T) < streams * 3 * L:
+        raise UserError(f"the test split has fewer than {streams * 3 * L} tokens")
     tokens_B3L = np.asarray(text_T[: streams * 3 * L], np.int32).reshape(streams, -1)
     params = jax.device_get(loaded.params)
     absolute = dataclasses.replace(
@@ -116,14 +121,10 @@ def plot(d_model: int, longest: int, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--d_model", type=int, default=512)
-    parser.add_argument("--longest", type=int, default=4000, help="of the differences")
-    parser.add_argument("--workdir", type=Path, help="a run with a memory")
-    parser.add_argument("--picture", type=Path, default=Path("similarity.png"))
-    args = parser.parse_args()
-    plot(args.d_model, args.longest, args.picture)
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the cosines, and the confusion of a workdir's model; draws the curve."""
+    if args.d_model % 2:
+        raise UserError(f"--d_model={args.d_model} must be even")
     cosine_R = similarity(args.d_model, np.array(DISTANCES))
     result: dict[str, Any] = {
         "program": "positions",
@@ -132,10 +133,22 @@ def main() -> None:
         "picture": str(args.picture),
     }
     if args.workdir:
-        with contextlib.redirect_stdout(sys.stderr):
-            result["order_confusion_nats"] = measure_confusion(args.workdir)
-    print(json.dumps(result))
+        result["order_confusion_nats"] = measure_confusion(args.workdir)
+    plot(args.d_model, args.longest, args.picture)
+    return result
+
+
+def main() -> int:
+    parser = program.make_parser(__doc__)
+    parser.add_argument("--d_model", type=program.count, default=512)
+    parser.add_argument(
+        "--longest", type=program.count, default=4000, help="of the differences"
+    )
+    parser.add_argument("--workdir", type=Path, help="a run with a memory")
+    parser.add_argument("--picture", type=Path, default=Path("similarity.png"))
+    args = parser.parse_args()
+    return program.run(lambda: measure(args))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,8 +12,8 @@ Dims: N layers, L segment, T tokens, X texts, D model.
 import argparse
 import dataclasses
 import functools
-import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ import numpy as np
 from jax import Array
 from matplotlib.colors import LogNorm
 
+from experiments.figures import program
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.reach import effective_context
+from txl_jax.model.memory.interval import effective_context
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.init import abstract_params
 
@@ -146,18 +147,22 @@ def plot(change_NT: np.ndarray, config: ModelConfig, tgt_len: int, path: Path) -
 
 
 def read_flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--n_layer", type=int, default=4)
-    parser.add_argument("--tgt_len", type=int, default=8, help="tokens of a segment")
-    parser.add_argument("--mem_len", type=int, default=8, help="tokens remembered")
+    parser = program.make_parser(__doc__)
+    parser.add_argument("--n_layer", type=program.count, default=4)
+    parser.add_argument(
+        "--tgt_len", type=program.count, default=8, help="tokens of a segment"
+    )
+    parser.add_argument("--mem_len", type=int, default=8, help="memory")
     parser.add_argument("--same_length", action="store_true")
-    parser.add_argument("--seeds", type=int, default=2, help="random models and texts")
+    parser.add_argument(
+        "--seeds", type=program.count, default=2, help="random models and texts"
+    )
     parser.add_argument("--picture", type=Path, default=Path("reach.png"))
     return parser.parse_args()
 
 
-def main() -> None:
-    args = read_flags()
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the distances of the formula and of the model; draws the picture."""
     config = ModelConfig(
         vocab_size=16,
         n_layer=args.n_layer,
@@ -174,7 +179,7 @@ def main() -> None:
     distances = measured(change_NT)
     plot(change_NT, config, args.tgt_len, args.picture)
     sizes = ("n_layer", "tgt_len", "mem_len", "same_length", "seeds")
-    result = {
+    return {
         "program": "reach",
         **{name: getattr(args, name) for name in sizes},
         "formula_tokens": formula,
@@ -183,8 +188,12 @@ def main() -> None:
         "tried_tokens": change_NT.shape[1],
         "picture": str(args.picture),
     }
-    print(json.dumps(result))
+
+
+def main() -> int:
+    args = read_flags()
+    return program.run(lambda: measure(args))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

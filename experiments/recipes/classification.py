@@ -3,16 +3,16 @@
     python -m experiments.recipes.classification --model=runs/quickstart
 
 The passages are pieces of ten modules of the running Python's standard library. The
-model, a packaged one or that of a workdir, stays as it is. Its memory carries the
-context from segment to segment, so a passage may have any length. A softmax regression
+model stays as it is: a packaged one, or a workdir's, with the paper's memory of at
+least 64 tokens. The memory carries the context from segment to segment, so a passage
+may have any number of segments. A softmax regression
 on the means and deviations of every layer's hidden states is trained on the first four
 fifths of each module and tested on the last. The baseline reads counts of tokens.
 
 Dims: C classes, P passages, T tokens of a passage, X features.
 """
 
-import argparse
-import json
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,10 @@ import optax
 from jax import Array
 
 import txl_jax
+from experiments.figures import program
 from txl_jax.data.vocab import Vocab
+from txl_jax.errors import UserError
+from txl_jax.model.memory.kinds import empty_memory
 
 MODULES = (
     *("_pydecimal", "argparse", "ast", "datetime", "inspect"),
@@ -38,12 +41,19 @@ UPDATES, RATE, PENALTY = 500, 1e-2, 3e-3  # of the regression
 
 
 def read_passages(vocab: Vocab, length: int) -> tuple[np.ndarray, ...]:
-    """Returns tokens_PT, the module of each passage, class_P, and is_test_P."""
+    """Returns tokens_PT, the module of each passage, class_P, and is_test_P.
+
+    Raises UserError if a module has too few tokens for one tested passage.
+    """
     tokens, classes, tests = [], [], []
     for number, name in enumerate(MODULES):
         path = Path(sysconfig.get_paths()["stdlib"], f"{name}.py")
         data = np.concatenate([*vocab.stream([path.read_bytes()], name)])
-        count = min(len(data) // length, PASSAGES)
+        if (count := min(len(data) // length, PASSAGES)) < TESTED:
+            raise UserError(
+                f"--length={length}: {name} has {len(data)} tokens, fewer than "
+                f"{TESTED} passages: at most {len(data) // TESTED // SEGMENT * SEGMENT}"
+            )
         tokens.append(data[: count * length].reshape(count, length))
         classes.append(np.full(count, number))
         tests.append(np.arange(count) >= count - count // TESTED)
@@ -98,22 +108,43 @@ def accuracy(features_PX: np.ndarray, class_P: np.ndarray, test_P: np.ndarray) -
     return float(np.mean(guess_P == class_P[test_P]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", default="shakespeare", help="a name or a workdir")
-    parser.add_argument("--length", type=int, default=1024, help="a multiple of 64")
-    args = parser.parse_args()
-    vocab = (loaded := txl_jax.load(args.model)).vocab
-    tokens_PT, class_P, test_P = read_passages(vocab, args.length)
-    counts_PX = np.array([np.bincount(x, minlength=len(vocab)) for x in tokens_PT])
-    result = {
+def check_model(loaded: txl_jax.Loaded, length: int) -> None:
+    """Raises UserError for a model without the paper's memory, or other lengths."""
+    model, kind = loaded.config.model, loaded.vocab.kind
+    if length < SEGMENT or length % SEGMENT:
+        raise UserError(f"--length={length} must be a positive multiple of {SEGMENT}")
+    if model.mem_len < SEGMENT or type(empty_memory(model, 1)) is not txl_jax.Memory:
+        raise UserError(
+            "--model: the recipe reads the hidden states in the paper's memory, of at "
+            f"least {SEGMENT} tokens; this model has another memory"
+        )
+    if kind == "number":
+        raise UserError("--model: the passages are texts, and it reads numbers")
+
+
+def classify(name: str, length: int) -> dict[str, Any]:
+    """Returns the accuracies of both classifiers."""
+    loaded = txl_jax.load(name)
+    check_model(loaded, length)
+    tokens_PT, class_P, test_P = read_passages(loaded.vocab, length)
+    counts_PX = np.array(
+        [np.bincount(x, minlength=len(loaded.vocab)) for x in tokens_PT]
+    )
+    return {
         "passages": len(class_P),
         "tested": int(test_P.sum()),
         "accuracy": accuracy(describe(loaded, tokens_PT), class_P, test_P),
         "accuracy_of_counts": accuracy(counts_PX, class_P, test_P),
     }
-    print(json.dumps(result))
+
+
+def main() -> int:
+    parser = program.make_parser(__doc__)
+    parser.add_argument("--model", default="shakespeare", help="a name or a workdir")
+    parser.add_argument("--length", type=int, default=1024, help="a multiple of 64")
+    args = parser.parse_args()
+    return program.run(lambda: classify(args.model, args.length))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,9 +6,13 @@ pitch (0 to 127), and its length in sixteenths (192 to 255). Drums and tempo are
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 from miditoolkit import Instrument, MidiFile, Note
+
+from experiments.figures import program
+from txl_jax.errors import UserError
 
 
 def encode(path: str) -> np.ndarray:
@@ -35,6 +39,26 @@ def decode(numbers: np.ndarray, path: str) -> None:
     midi.dump(path)
 
 
-source, target = sys.argv[1:]
-to_midi = source.endswith(".npy")
-decode(np.load(source), target) if to_midi else np.save(target, encode(source))
+def convert(source: Path, target: Path) -> dict[str, str]:
+    """Converts a file in either direction; raises UserError for another file."""
+    source.open("rb").close()  # errors of the path are not the format's
+    try:
+        if source.suffix == ".npy":
+            decode(np.load(source), str(target))
+        else:
+            np.save(target, encode(str(source)))
+    except (ValueError, EOFError, KeyError, OSError, IndexError) as error:
+        raise UserError(f"cannot convert {source} to {target}: {error}") from error
+    return {"written": str(target)}
+
+
+def main() -> int:
+    parser = program.make_parser(__doc__)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    args = parser.parse_args()
+    return program.run(lambda: convert(args.source, args.target))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,14 +10,15 @@ behind it; `draw` compares continuations of that prompt with the series itself.
 docs/tutorial/sequences.md has the commands between the two.
 """
 
-import argparse
+import sys
 from pathlib import Path
+from typing import Any
 
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
+import matplotlib.figure
 import numpy as np
+
+from experiments.figures import program
+from txl_jax.errors import UserError
 
 LEVELS, LOW, HIGH = 128, 0.2, 1.4  # numbers, and the values of the first and the last
 TRAINED, CONTEXT, AHEAD = 40_000, 256, 240
@@ -39,31 +40,43 @@ def quantise(x: np.ndarray) -> np.ndarray:
     return np.clip(level, 0, LEVELS - 1).astype(np.uint8)
 
 
-def draw(samples: Path, picture: Path) -> None:
+def draw(samples: Path, picture: Path) -> dict[str, Any]:
     """Draws the truth and the samples, [samples, tokens], after the prompt."""
+    try:
+        rows = np.atleast_2d(np.load(samples))
+    except ValueError as error:
+        raise UserError(f"--samples={samples} is not a .npy file of numbers") from error
     numbers = quantise(solve(TRAINED + CONTEXT + AHEAD))[TRAINED:]
-    figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.add_subplot()
     ahead = np.arange(AHEAD)
-    for row in np.atleast_2d(np.load(samples)):
+    for row in rows:
         axes.plot(ahead, row[CONTEXT:][:AHEAD], color="C1", alpha=0.4, lw=1)
     axes.plot(np.arange(-60, AHEAD), numbers[CONTEXT - 60 :][: AHEAD + 60], "k", lw=1.5)
     axes.axvline(0, color="gray", lw=1)
     axes.set(xlabel="steps after the prompt", ylabel="level")
     figure.savefig(picture, dpi=120)
+    return {"samples": len(rows), "picture": str(picture)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("action", choices=("write", "draw"))
-    parser.add_argument("--samples", type=Path, default="sample.npy")
-    parser.add_argument("--picture", type=Path, default="series.png")
-    args = parser.parse_args()
-    if args.action == "draw":
-        return draw(args.samples, args.picture)
+def write() -> dict[str, Any]:
+    """Writes series.npy and context.txt."""
     numbers = quantise(solve(TRAINED + CONTEXT))
     np.save("series.npy", numbers[:TRAINED])
     Path("context.txt").write_text(" ".join(map(str, numbers[TRAINED:][:CONTEXT])))
+    return {"series": "series.npy", "context": "context.txt"}
+
+
+def main() -> int:
+    parser = program.make_parser(__doc__)
+    parser.add_argument("action", choices=("write", "draw"))
+    parser.add_argument("--samples", type=Path, default=Path("sample.npy"))
+    parser.add_argument("--picture", type=Path, default=Path("series.png"))
+    args = parser.parse_args()
+    if args.action == "write":
+        return program.run(write)
+    return program.run(lambda: draw(args.samples, args.picture))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,28 +8,31 @@ letters in lower case, as in experiments/copying.py. docs/copying.md describes t
 tasks.
 """
 
-import argparse
+import sys
 from pathlib import Path
 
+from experiments.figures import program
 from txl_jax.paper.tasks import PATTERN, TEXTS
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> int:
+    parser = program.make_parser(__doc__)
     parser.add_argument("task", choices=TEXTS)
-    parser.add_argument("--delay", type=int, default=24, help="bytes of noise")
+    parser.add_argument(
+        "--delay", type=program.count, default=24, help="bytes of noise"
+    )
     most = len(PATTERN)
     text = f"letters of a pattern, or pairs, at most {most}"
-    parser.add_argument("--length", type=int, default=8, help=text)
+    parser.add_argument("--length", type=program.count, default=8, help=text)
     text = f"letters to choose from, at most {most}"
-    parser.add_argument("--symbols", type=int, default=8, help=text)
+    parser.add_argument("--symbols", type=program.count, default=8, help=text)
     parser.add_argument("--folder", type=Path, default=Path("tasks"))
     args = parser.parse_args()
-    if args.delay < 1 or not (0 < args.length <= most and 0 < args.symbols <= most):
-        parser.error(f"--delay is from 1 on, --length and --symbols from 1 to {most}")
+    if max(args.length, args.symbols) > most:
+        parser.error(f"--length and --symbols are at most {most}")
     task = TEXTS[args.task](args.delay, args.length, args.symbols)
-    print(task.write(args.folder))
+    return program.run(lambda: {"folder": str(task.write(args.folder))})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

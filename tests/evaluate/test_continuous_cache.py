@@ -21,7 +21,7 @@ TOKENS = tiny.make_tokens(1, T + 1)[0]
 
 def evaluate(config: EvalConfig) -> float:
     own = tiny.CONFIG, config, tiny.one_device()
-    score = make_evaluate(*own, continuous_cache.make_reader(*own).read)
+    score = make_evaluate(*own, continuous_cache.make_reader(*own))
     return score(PARAMS, TOKENS, tiny.silent)["nll"]
 
 

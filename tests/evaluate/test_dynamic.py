@@ -76,7 +76,8 @@ def statistics(tokens: np.ndarray = TOKENS) -> Any:
 
 
 def read(config: EvalConfig, rms: Any, tokens: np.ndarray = TOKENS) -> list[float]:
-    nlls = dynamic.read(MODEL, config, MESH, rms, PARAMS, segments(tokens))
+    reader = dynamic.Adaptation(MODEL, config, MESH, rms)
+    nlls = reader.read(PARAMS, segments(tokens))
     return [float(nll_S[0]) for nll_S in nlls]
 
 
@@ -106,3 +107,10 @@ def test_a_token_is_scored_before_it_is_learned_from() -> None:
     rms = statistics()
     before, after = read(CONFIG, rms), read(CONFIG, rms, changed)
     assert before[0] == after[0] and before[1] != after[1] and before[2] != after[2]
+
+
+def test_rates_share_a_program() -> None:
+    rms, misses = statistics(), dynamic.make_calls.cache_info().misses
+    for lr in (0.02, 0.01):
+        read(dataclasses.replace(CONFIG, dynamic_lr=lr, dynamic_decay=lr), rms)
+    assert dynamic.make_calls.cache_info().misses <= misses + 1

@@ -22,6 +22,7 @@ from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate, make_reader
+from txl_jax.evaluate.reader import Reader, paced
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory
@@ -180,7 +181,7 @@ def test_pieces_of_the_text_change_nothing() -> None:
         reader = make_reader(MODEL, config, mesh)
         params = jax.device_put(PARAMS, sharding(mesh, ""))
         assert isinstance(reader.empty(reader.unstack(params)), Memory) == in_pieces
-        evaluate = make_evaluate(MODEL, config, mesh, reader.read)
+        evaluate = make_evaluate(MODEL, config, mesh, reader)
         nll = evaluate(params, TOKENS, tiny.silent)["nll"]
         assert nll == pytest.approx(expected, rel=tiny.FLOAT32)
     config = dataclasses.replace(CONFIG, segments_per_step=4)
@@ -253,3 +254,24 @@ def test_evaluation_is_pure_repeatable_and_reports_progress() -> None:
     assert scores["bpc"] == pytest.approx(scores["nll"] / math.log(2))
     rate = scores["tokens"] / scores["seconds"]
     assert scores["tokens_per_second"] == pytest.approx(rate)
+
+
+def test_the_host_is_at_most_two_calls_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So are the bar and the end that a signal asks for."""
+    done: list[Any] = []
+    monkeypatch.setattr(jax, "block_until_ready", done.append)
+    for count, output in enumerate(paced(iter(range(6)))):
+        assert (output, done) == (count, [*range(max(count - 1, 0))])
+
+
+def test_the_seconds_leave_compilation_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, compiled = Reader.read, []
+
+    def check(self: Reader, *args: Any) -> Any:
+        compiled.append(self.program is not None)
+        return read(self, *args)
+
+    monkeypatch.setattr(Reader, "read", check)
+    evaluate = make_evaluate(MODEL, CONFIG, tiny.one_device())
+    evaluate(PARAMS, TOKENS, tiny.silent)
+    assert compiled == [True]

@@ -3,11 +3,9 @@
 Dims: S segments; Z compressed slots, C states of a block.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -115,21 +113,6 @@ def test_nothing_before_a_document_is_read() -> None:
                 pieces.append(np.asarray(hidden_BLD[0, start if s == 2 else 0 :]))
         after.append(np.concatenate(pieces))
     np.testing.assert_array_equal(after[0], after[1])
-
-
-def test_zeros_are_seen_from_the_start() -> None:
-    config = tiny.config(**COMPRESSED, initial_memory="zeros")
-    params, tokens_BL = tiny.make_params(config), tiny.make_tokens(B, L)
-    longer = dataclasses.replace(tiny.CONFIG, mem_len=4 + Z, initial_memory="zeros")
-    hidden_BLD, after = tiny.apply(
-        config, params, tokens_BL, CompressiveMemory.empty(config, B)
-    )
-    expected_BLD, _ = tiny.apply(longer, params, tokens_BL, Memory.empty(longer, B))
-    tiny.assert_close(hidden_BLD, expected_BLD)
-    again = after.zero(jnp.array([True, False, False]))
-    assert again.filled_B.tolist() == [4 + Z, 4 + Z + 1, 4 + Z + 1]
-    next_BLD, _ = tiny.apply(config, params, tokens_BL, again)
-    tiny.assert_close(next_BLD[0], hidden_BLD[0])
 
 
 def test_the_compression_learns_from_its_error_alone() -> None:

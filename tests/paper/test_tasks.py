@@ -1,6 +1,7 @@
 """Texts of copying and recall: what repeats what, how far back, and what is scored."""
 
 import hashlib
+import json
 import re
 import sys
 from dataclasses import replace
@@ -96,10 +97,10 @@ def test_a_task_is_written_for_a_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["tasks", "copying"])
     write_task()
-    folder = capsys.readouterr().out.strip()
+    folder = json.loads(capsys.readouterr().out)["folder"]
     assert folder == configs.parse(configs.load("copying")).data.path
     assert Path(folder, "valid.txt").read_bytes() == Copying(24, 8, 8).text("valid")
     monkeypatch.setattr(sys, "argv", ["tasks", "recall", "--length=27"])
     with pytest.raises(SystemExit):
         write_task()
-    assert "--length and --symbols from 1 to 26" in capsys.readouterr().err
+    assert "--length and --symbols are at most 26" in capsys.readouterr().err

@@ -56,7 +56,8 @@ def arguments(line: str) -> list[str]:
     match = OURS.search(line)
     if not match:
         return []
-    words = shlex.split(re.split(r"\s(?:&&|\||>)|;", match[1] or match[2])[0])
+    ours = re.sub(r"\$\(seq .*?\)", "8,16", match[1] or match[2])
+    words = shlex.split(re.split(r"\s(?:&&|\||>)|;", ours)[0])
     return words[: words.index("#")] if "#" in words else words
 
 

@@ -8,20 +8,15 @@ from pathlib import Path
 
 from txl_jax import metrics
 from txl_jax.cli import gradient_statistics
-from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.evaluate import continuous_cache, dynamic
-from txl_jax.evaluate.grouping import count_segments
 from txl_jax.evaluate.options import (
     MIXTURE,
     RATES,
-    evaluation_model,
     in_order,
     parse_sweep,
 )
-from txl_jax.evaluate.perplexity import Evaluate, ReadSplit, make_evaluate
-from txl_jax.model import reach
-from txl_jax.model.config import ModelConfig
+from txl_jax.evaluate.perplexity import Evaluate, SplitReader, make_evaluate
 from txl_jax.paper import cold_start
 from txl_jax.report import plots, provenance
 from txl_jax.report.checksum import Json
@@ -45,7 +40,6 @@ def evaluate_model(loaded: Loaded, workdir: Path) -> Json:
         return evaluate_cold_start(loaded, tokens, workdir)
     if config.eval.sweep:
         return evaluate_sweep(loaded, tokens, workdir)
-    say(reach.describe(*sizes(config), count_together(loaded)))
     warn_of_rotations(config)
     result = evaluate_split(loaded, tokens, workdir)
     say(describe(result))
@@ -144,17 +138,17 @@ def evaluate_split(
     """Returns the nll of a split; `plain`: `make_evaluate`'s, if it is compiled."""
     config, split = loaded.config.eval, loaded.config.eval.split
     model, mesh = loaded.config.model, loaded.mesh
-    read: ReadSplit | None = None
+    reader: SplitReader | None = None
     if config.dynamic:
         check_streams(mesh, config.streams, "eval.streams")
         rms = None
         if config.dynamic == "rms":
             rms = gradient_statistics.find(loaded, tokens, workdir)
-        read = functools.partial(dynamic.read, model, config, mesh, rms)
+        reader = dynamic.Adaptation(model, config, mesh, rms)
     elif config.cache_len:
-        read = continuous_cache.make_reader(model, config, mesh).read
-    score = None if read else plain
-    score = score or make_evaluate(model, config, mesh, read)
+        reader = continuous_cache.make_reader(model, config, mesh)
+    score = None if reader else plain
+    score = score or make_evaluate(model, config, mesh, reader)
     off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
     with Progress(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)
@@ -168,7 +162,6 @@ def evaluate_split(
             for name, value in dataclasses.asdict(config).items()
             if not off.get(name.partition("_")[0])
         },
-        "memory": reach.account(*sizes(loaded.config), count_together(loaded)),
     }
 
 
@@ -181,21 +174,6 @@ def describe_input(loaded: Loaded, tokens: Tokens) -> Json:
         "corpus": tokens.manifest["corpus"],
         "sha256": tokens.manifest["splits"][split]["sha256"],
     }
-
-
-def sizes(config: Config) -> tuple[ModelConfig, int, int]:
-    """Returns the model, the streams and the segments of the evaluation."""
-    model, eval = evaluation_model(config.model, config.eval), config.eval
-    return model, eval.streams, eval.ext_len + eval.tgt_len
-
-
-def count_together(loaded: Loaded) -> int:
-    """Returns how many segments of the evaluation are computed together."""
-    model, streams, length = sizes(loaded.config)
-    eval = loaded.config.eval
-    if eval.dynamic:
-        return 1
-    return count_segments(model, eval.segments_per_step, streams, length, loaded.mesh)
 
 
 def per_unit(tokens: Tokens, split: str, scores: Json) -> dict[str, float]:

@@ -12,7 +12,6 @@ from txl_jax.cli import draw_samples, evaluate_split
 from txl_jax.cli.plan import Plan, make_training, plan_run
 from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
-from txl_jax.model import reach
 from txl_jax.model.initializers import Params
 from txl_jax.paper import baselines
 from txl_jax.report import plots, tensorboard, wandb
@@ -53,24 +52,21 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
     """
     plan = plan_run(config, workdir)
     training, options = plan.training, config.train
-    model, B, L = training.config.model, options.batch_size, options.tgt_len
     with contextlib.ExitStack() as stack:
         with distributed.together():
             stack.enter_context(locked(workdir))
         start = distributed.first_then_others(
-            lambda: claim.claim(workdir, config, plan.tokens, model)
+            lambda: claim.claim(workdir, config, plan.tokens, training.config.model)
         )
         described = dataclasses.asdict(config)
         logged = wandb.logging(config.run.wandb, workdir, start, described)
         log = stack.enter_context(logged)
         started = time.perf_counter()
-        say(reach.describe(model, B, L))
         warn_of_rotations(training.config)
         if (rise := config.optim.warmup_steps) > (end := options.num_steps):
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
         result = train(training, workdir, log)
         result["train_seconds"] = time.perf_counter() - started
-        result["train_memory"] = reach.account(model, B, L)
         yield Trained(plan, plan.tokens, result, log)
 
 

@@ -65,10 +65,7 @@ class Cache(NamedTuple):
 def make_reader(
     model_config: ModelConfig, config: EvalConfig, mesh: Mesh, summed: bool = True
 ) -> Reader:
-    """Returns the reader of the nlls, in nats, of the mixture: their sum or nll_BL.
-
-    Raises UserError if the cache does not fit into this machine's memory.
-    """
+    """Returns the reader of the nlls, in nats, of the mixture: their sum or nll_BL."""
     model_config = evaluation_model(model_config, config)
 
     def read(

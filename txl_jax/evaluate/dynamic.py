@@ -16,7 +16,7 @@ Dims: S segments in one call, B = 1 stream, L segment.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.evaluate.reader import paced
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.kinds import empty_memory
@@ -35,9 +36,6 @@ from txl_jax.sharding.rules import place_segments
 from txl_jax.update.step import nll_sum
 
 EPSILON = 1e-3
-
-Fixed = TypeVar("Fixed")
-Output = TypeVar("Output")
 
 Carry = tuple[Params, MemoryLike]  # parameters, or numbers of the same shapes
 
@@ -70,14 +68,14 @@ def gradient(
 
 def add_squares(
     config: ModelConfig, carry: Carry, params: Params, segments: Segment
-) -> tuple[Carry, None]:
-    """Returns ((sums of squared gradients, memory), None) after S more segments."""
+) -> tuple[Carry, Array]:
+    """Returns ((sums of squared gradients, memory), nll_S) after S more segments."""
 
-    def add(carry: Carry, segment: OneSegment) -> tuple[Carry, None]:
+    def add(carry: Carry, segment: OneSegment) -> tuple[Carry, Array]:
         squares, memory = carry
-        grads, _, memory = gradient(config, params, memory, segment)
+        grads, nll, memory = gradient(config, params, memory, segment)
         squares = jax.tree.map(lambda total, g: total + g * g, squares, grads)
-        return (squares, memory), None
+        return (squares, memory), nll
 
     return jax.lax.scan(add, carry, scanned(segments))
 
@@ -103,23 +101,36 @@ def adapt(
     return jax.lax.scan(read_one, carry, scanned(segments))
 
 
-def each_call(
-    name: str,
-    step: Callable[[Carry, Fixed, Segment], tuple[Carry, Output]],
-    mesh: Mesh,
-    carry: Carry,
-    fixed: Fixed,
-    segments: Iterable[Segment],
-) -> Iterator[tuple[Carry, Output]]:
-    """Yields step(carry, fixed, segments) of every call; compiles it once."""
-    places = jax.tree.map(lambda x: x.sharding, carry)
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
-    program = None
-    for segment in segments:
-        segment = place_segments(mesh, segment)
-        program = program or compile_step(name, jitted, carry, fixed, segment)
-        carry, output = program(carry, fixed, segment)
-        yield carry, output
+class Calls:
+    """A step (carry, fixed, segments) -> (carry, output), compiled once."""
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[Carry, Any, Segment], tuple[Carry, Array]],
+        mesh: Mesh,
+    ) -> None:
+        self.name, self.step, self.mesh = name, step, mesh
+        self.program: jax.stages.Compiled | None = None
+
+    def prepare(self, carry: Carry, fixed: Any, segment: Segment) -> None:
+        """Compiles the step."""
+        if self.program is None:
+            places = jax.tree.map(lambda x: x.sharding, carry)
+            step = jax.jit(self.step, donate_argnums=0, out_shardings=(places, None))
+            segment = place_segments(self.mesh, segment)
+            self.program = compile_step(self.name, step, carry, fixed, segment)
+
+    def outputs(
+        self, carry: Carry, fixed: Any, segments: Iterable[Segment]
+    ) -> Iterator[Array]:
+        """Yields the output of every call; then `self.carry` is the last carry."""
+        for segment in segments:
+            self.prepare(carry, fixed, segment)
+            placed = place_segments(self.mesh, segment)
+            carry, output = self.program(carry, fixed, placed)  # type: ignore[misc]
+            yield output
+        self.carry = carry
 
 
 def beside_memory(
@@ -139,12 +150,12 @@ def root_mean_squares(
 ) -> Any:
     """Returns r of every parameter, from consecutive segments of the training split."""
     model_config = model_without_dropout(model_config, config)
-    carry = beside_memory(model_config, params, jnp.zeros_like)
     step = functools.partial(add_squares, model_config)
-    name = "the gradients of segments"
-    for after, _ in each_call(name, step, mesh, carry, params, segments):
-        squares, _ = after
-    return to_roots(squares)
+    calls = Calls("the gradients of segments", step, mesh)
+    carry = beside_memory(model_config, params, jnp.zeros_like)
+    for _ in paced(calls.outputs(carry, params, segments)):
+        pass
+    return to_roots(calls.carry[0])
 
 
 @jax.jit
@@ -156,25 +167,41 @@ def to_roots(squares: Params) -> Params:
     return jax.tree.map(lambda x: x / mean, roots)
 
 
-def read(
-    model_config: ModelConfig,
-    config: EvalConfig,
-    mesh: Mesh,
-    rms: Params | None,
-    params: Params,
-    segments: Iterable[Segment],
-) -> Iterator[Array]:
-    """Yields nll_S, in nats, of every call on one stream, to which parameters adapt.
+@functools.lru_cache(maxsize=1)  # a sweep over rates needs one program
+def make_calls(model: ModelConfig, rule: str, tgt_len: int, mesh: Mesh) -> Calls:
+    """Returns the calls of `adapt`, of one rule and length of segments."""
+    return Calls("the dynamic evaluation step", functools.partial(adapt, model), mesh)
 
-    rms: r of every parameter; None = 1, for "sgd". `params` keep their values. Raises
-    UserError if the memory does not fit into this machine's.
+
+class Adaptation:
+    """Reads one stream, to which the parameters adapt.
+
+    rms: r of every parameter; None = 1, for "sgd".
     """
-    model_config = model_without_dropout(model_config, config)
-    carry = beside_memory(model_config, params, jnp.copy)
-    epsilon = EPSILON if config.dynamic == "rms" else 0.0
-    if rms is None:
-        rms = jax.tree.map(lambda _: 1.0, params)
-    rule = Rule(params, rms, config.dynamic_lr, config.dynamic_decay, epsilon)
-    step, name = functools.partial(adapt, model_config), "the dynamic evaluation step"
-    for _, nll_S in each_call(name, step, mesh, carry, rule, segments):
-        yield nll_S
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        config: EvalConfig,
+        mesh: Mesh,
+        rms: Params | None,
+    ) -> None:
+        self.model = model_without_dropout(model_config, config)
+        self.config, self.rms = config, rms
+        self.calls = make_calls(self.model, config.dynamic, config.tgt_len, mesh)
+
+    def _start(self, params: Params) -> tuple[Carry, Rule]:
+        config, rms = self.config, self.rms
+        if rms is None:
+            rms = jax.tree.map(lambda _: 1.0, params)
+        epsilon = EPSILON if config.dynamic == "rms" else 0.0
+        rule = Rule(params, rms, config.dynamic_lr, config.dynamic_decay, epsilon)
+        return beside_memory(self.model, params, jnp.copy), rule
+
+    def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
+        """Compiles what `read` runs for these parameters and segments."""
+        self.calls.prepare(*self._start(params), next(iter(segments)))
+
+    def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Array]:
+        """Yields nll_S, in nats, of every call; `params` keep their values."""
+        return paced(self.calls.outputs(*self._start(params), segments))

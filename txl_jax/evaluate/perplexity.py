@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,8 @@ from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.data.streams import Streams
-from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Reader
+from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import OneSegment, Segment
@@ -23,8 +23,16 @@ from txl_jax.sharding.rules import host_rows
 
 ShowProgress = Callable[[int, int], None]  # of (done, total)
 Evaluate = Callable[[Params, np.ndarray, ShowProgress], Json]
-# (params, segments) -> the summed nlls, in nats, of the segments of every call.
-ReadSplit = Callable[[Params, Iterable[Segment]], Iterator[Array]]
+
+
+class SplitReader(Protocol):
+    """A `Reader` of summed nlls in nats, or what takes its place."""
+
+    def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
+        """Compiles what `read` runs for these parameters and segments."""
+
+    def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Array]:
+        """Yields the sums of every call."""
 
 
 def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Reader:
@@ -35,7 +43,7 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
     """
     L = config.tgt_len
 
-    @reader.from_hidden
+    @from_hidden
     def sum_nll(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Array:
         targets_BL, weights_BL = segment.targets_BL, segment.weights_BL
         if config.ext_len:
@@ -64,21 +72,21 @@ def make_evaluate(
     model_config: ModelConfig,
     config: EvalConfig,
     mesh: Mesh,
-    read: ReadSplit | None = None,
+    reader: SplitReader | None = None,
 ) -> Evaluate:
     """Returns evaluate(params, tokens, progress), compiled once for any split.
 
-    Without `read`, that of `make_reader` is used. progress is called when a segment is
+    reader: that of `make_reader` by default. progress is called when a segment is
     dispatched. The result has the number of scored tokens, the mean nll in nats, ppl,
-    bpc, the streams, and cold_tokens: the tokens scored before their stream had read
-    mem_len tokens (without a memory, ext_len).
+    bpc, the seconds of reading without compilation, the streams, and cold_tokens: the
+    tokens scored before their stream had read mem_len tokens (without a memory,
+    ext_len).
     """
     rows = host_rows(mesh, config.streams, "eval.streams")
     context = config.mem_len or config.ext_len
-    read = read or make_reader(model_config, config, mesh).read
+    reader = reader or make_reader(model_config, config, mesh)
 
     def evaluate(params: Params, tokens: np.ndarray, progress: ShowProgress) -> Json:
-        started = time.perf_counter()
         tokens = config.cut(tokens)
         streams = Streams(
             tokens,
@@ -90,7 +98,9 @@ def make_evaluate(
             reset_memory_at=int(config.reset_memory_at),
         )
 
-        sums = [*read(params, each_segment(streams, progress))]
+        reader.prepare(params, streams.epoch())
+        started = time.perf_counter()
+        sums = [*reader.read(params, each_segment(streams, progress))]
         # Summed in float64: the sum over a split exceeds float32's precision.
         scored = len(tokens) - 1
         nll = float(np.sum(jax.device_get(sums), dtype=np.float64)) / scored

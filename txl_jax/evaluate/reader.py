@@ -3,6 +3,7 @@
 All evaluators share this loop; they differ only in the output of a segment.
 """
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import compile_step
 from txl_jax.sharding.rules import letters, place_segments, shardings
 
+AHEAD = 2  # calls that wait for the devices
 Outputs = Any  # of a segment: a pytree of arrays
 # Reads a segment, or several of segment_len tokens that `join_calls` has joined:
 # (bound model, memory, segment, segment_len) -> (output, memory).
@@ -94,6 +96,20 @@ def make_step(
     return step
 
 
+def paced(outputs: Iterable[Outputs]) -> Iterator[Outputs]:
+    """Yields outputs that are still computed, of at most AHEAD calls.
+
+    The host prepares the next call meanwhile, but neither its bar nor the end that a
+    signal asks for is far from what the devices do.
+    """
+    pending: collections.deque[Outputs] = collections.deque()
+    for output in outputs:
+        pending.append(output)
+        if len(pending) > AHEAD:
+            jax.block_until_ready(pending.popleft())
+        yield output
+
+
 class Reader:
     """Reads segments of B streams and L tokens, with a memory that starts empty.
 
@@ -153,6 +169,13 @@ class Reader:
         step = jax.jit(self.step, out_shardings=(None, places))
         return step.lower(params, memory, segment)
 
+    def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
+        """Compiles what `read` runs for these parameters and segments."""
+        if self.program is None:
+            fixed = self.unstack(params)
+            (first,) = itertools.islice(self._calls(segments), 1)
+            self._compile(fixed, self.empty(fixed), first)
+
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
         """Yields `outputs` for the model's own, stacked parameters."""
         return self.outputs(self.unstack(params), segments)
@@ -166,19 +189,26 @@ class Reader:
         """Yields the outputs [1, ..] of every call.
 
         At the end, `leave` gets the memory. `params` are unstacked. Segments of host
-        arrays hold this process's streams. Outputs stay on the device, so that the host
-        prepares the next segment meanwhile. Raises UserError if the memory does not fit
-        into this machine's.
+        arrays hold this process's streams. Outputs stay on the device.
         """
         memory = self.empty(params)
-        for segment in join_calls(segments, self.segments):
-            if self.mesh is not None:
-                segment = place_segments(self.mesh, segment)
-            if self.program is None:
-                self.program = compile_step(
-                    "the evaluation step", self, params, memory, segment
-                )
-            output, memory = self.program(params, memory, segment)
-            yield output
+
+        def compute() -> Iterator[Outputs]:
+            nonlocal memory
+            for segment in self._calls(segments):
+                if self.program is None:
+                    self._compile(params, memory, segment)
+                output, memory = self.program(params, memory, segment)
+                yield output
+
+        yield from paced(compute())
         if leave is not None:
             leave(memory)
+
+    def _calls(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+        for segment in join_calls(segments, self.segments):
+            yield place_segments(self.mesh, segment) if self.mesh else segment
+
+    def _compile(self, params: Params, memory: Any, segment: Segment) -> None:
+        name = "the evaluation step"
+        self.program = compile_step(name, self, params, memory, segment)

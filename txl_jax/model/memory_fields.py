@@ -57,17 +57,19 @@ class MemoryFields:
                 f"mem_len = {self.mem_len} must be at least model.compression_rate = "
                 f"{C}, the number of states that leave together: raise mem_len"
             )
-        same = {'model.recurrence = "same"': self.recurrence == "same"}
-        slots = same | {"model.retrieval_len": T > 0, "same_length": self.same_length}
+        one = {
+            'model.recurrence = "same"': self.recurrence == "same",
+            'model.initial_memory = "zeros"': self.initial_memory == "zeros",
+        }
+        slots = one | {"model.retrieval_len": T > 0, "same_length": self.same_length}
         tokens = slots | {
             "model.compressed_len": Z > 0,
-            'model.initial_memory = "zeros"': self.initial_memory == "zeros",
             f'model.position = "{self.position}"': self.position in ABSOLUTE_POSITIONS,
             # Without a norm or a gate, written tokens grow from segment to segment.
             "model.pre_lnorm": self.pre_lnorm and self.gate == "none",
         }
         for name, size, others in (
-            ("retrieval_len", T, same),
+            ("retrieval_len", T, one),
             ("compressed_len", Z, slots),
             ("memory_tokens", self.memory_tokens, tokens),
         ):

@@ -22,7 +22,7 @@ from txl_jax.model.initializers import keep_sums, weight
 from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
-from txl_jax.model.memory.kinds import make_parameter, open_memory
+from txl_jax.model.memory.kinds import make_parameter, open_memory, show_zeros
 from txl_jax.model.memory.memory_tokens import with_memory_tokens
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
 from txl_jax.model.memory.retrieval import layer_axes
@@ -115,7 +115,7 @@ class TransformerXL(nn.Module):
         check_in_sequence(config, P, L, segment_len)
         check_pieces(config, P, L, M, segment_len)
         if first_BL is not None and config.initial_memory == "zeros":
-            memory = memory.zero(first_BL[:, 0])
+            memory = show_zeros(memory, first_BL[:, 0])
             first_BL = first_BL.at[:, 0].set(False)
         keys = keys_per_query(config, M)
         oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)

@@ -106,15 +106,3 @@ class Memory:
     def reset(self, where_B: Array) -> "Memory":
         """Returns the memory with nothing visible in the streams where_B (bool)."""
         return dataclasses.replace(self, filled_B=jnp.where(where_B, 0, self.filled_B))
-
-    def zero(self, where_B: Array) -> "Memory":
-        """Returns the memory with visible zeros in the streams where_B (bool)."""
-
-        def zero(h_NBMD: Array) -> Array:
-            return jnp.where(where_B[:, None, None], 0, h_NBMD)
-
-        nowhere = ~jnp.any(where_B)
-        return Memory(
-            h_NBMD=jax.lax.cond(nowhere, lambda h: h, zero, self.h_NBMD),
-            filled_B=jnp.where(where_B, self.mem_len, self.filled_B),
-        )

@@ -165,10 +165,9 @@ class CompressiveMemory:
         """Returns the initial memory; see `cache.Memory.empty`."""
         B, Z, C = batch_size, config.compressed_len, config.compression_rate
         shape = (config.n_layer, B, config.mem_slots, config.d_model)
-        filled = Z + config.mem_len if config.initial_memory == "zeros" else 0
         return cls(
             h_NBMD=jnp.zeros(shape, config.compute_dtype),
-            filled_B=jnp.full(B, filled, jnp.int32),
+            filled_B=jnp.zeros(B, jnp.int32),
             pending_B=jnp.zeros(B, jnp.int32),
             error_B=jnp.zeros(B),
             compressed_len=Z,
@@ -249,16 +248,6 @@ class CompressiveMemory:
             pending_B=pending_B,
             error_B=jnp.sum(error_NB, axis=0),
             length_B=None,
-        )
-
-    def zero(self, where_B: Array) -> "CompressiveMemory":
-        """Returns the memory with visible zeros in the streams where_B (bool)."""
-        filled = self.compressed_len + self.states
-        return dataclasses.replace(
-            self,
-            h_NBMD=jnp.where(where_B[:, None, None], 0, self.h_NBMD),
-            filled_B=jnp.where(where_B, filled, self.filled_B),
-            pending_B=jnp.where(where_B, 0, self.pending_B),
         )
 
 

@@ -233,24 +233,6 @@ class KeyValueMemory:
         filled_B = count_filled(self.filled_B, M, length_B, first_BL)
         return dataclasses.replace(self, layers=layers, filled_B=filled_B)
 
-    def zero(self, where_B: Array) -> "KeyValueMemory":
-        """Returns the memory with visible zeros in the streams where_B (bool)."""
-
-        def zero(x_HBKA: Array, zero_HA: Array) -> Array:
-            zero_H11A = zero_HA.astype(x_HBKA.dtype)[:, None, None]
-            return jnp.where(where_B[:, None, None], zero_H11A, x_HBKA)
-
-        layers = tuple(
-            dataclasses.replace(
-                layer,
-                k_HBKA=zero(layer.k_HBKA, layer.zero_HA[0]),
-                v_HBKA=zero(layer.v_HBKA, layer.zero_HA[1]),
-            )
-            for layer in self.layers
-        )
-        filled_B = jnp.where(where_B, self.mem_len, self.filled_B)
-        return dataclasses.replace(self, layers=layers, filled_B=filled_B)
-
 
 def by_windows(kernel: Kernel, operands: Operands, W: int) -> Array:
     """Returns the kernel's o_BLHA, from W queries and their M + W keys at a time.

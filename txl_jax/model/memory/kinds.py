@@ -8,8 +8,10 @@ With `ModelConfig.keeps_states`, the first one serves all of them.
 """
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -20,7 +22,7 @@ from txl_jax.model.memory.compressive import CompressiveMemory, open_slots
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.memory.memory_tokens import TokenMemory, make_tokens, open_tokens
-from txl_jax.model.memory.protocol import CallMemory, MemoryLike
+from txl_jax.model.memory.protocol import AnyMemory, CallMemory, MemoryLike
 from txl_jax.model.memory.retrieval import RetrievalMemory, make_gate, open_store
 from txl_jax.model.memory.ring import RingMemory
 
@@ -114,6 +116,42 @@ def one_token_memory(
     if isinstance(memory, KeyValueMemory):
         return RingMemory.of(config, memory)
     return memory
+
+
+def show_zeros(memory: AnyMemory, where_B: Array) -> AnyMemory:
+    """Returns the memory with visible zeros in the streams where_B (bool).
+
+    Models of TensorFlow and Hugging Face start so (initial_memory = "zeros"), which no
+    later kind of memory combines with.
+    """
+    where_B11 = where_B[:, None, None]
+    zeroed: Any
+    if isinstance(memory, KeyValueMemory):
+
+        def zero(x_HBKA: Array, zero_HA: Array) -> Array:
+            zero_H11A = zero_HA.astype(x_HBKA.dtype)[:, None, None]
+            return jnp.where(where_B11, zero_H11A, x_HBKA)
+
+        layers = [
+            dataclasses.replace(
+                layer,
+                k_HBKA=zero(layer.k_HBKA, layer.zero_HA[0]),
+                v_HBKA=zero(layer.v_HBKA, layer.zero_HA[1]),
+            )
+            for layer in memory.layers
+        ]
+        zeroed = dataclasses.replace(memory, layers=tuple(layers))
+    else:
+        assert isinstance(memory, Memory)
+        h_NBMD = jax.lax.cond(
+            jnp.any(where_B),
+            lambda h: jnp.where(where_B11, 0, h),
+            lambda h: h,
+            memory.h_NBMD,
+        )
+        zeroed = dataclasses.replace(memory, h_NBMD=h_NBMD)
+    filled_B = jnp.where(where_B, memory.mem_len, memory.filled_B)
+    return dataclasses.replace(zeroed, filled_B=filled_B)
 
 
 def with_store(config: ModelConfig, local: MemoryLike) -> MemoryLike:

@@ -14,7 +14,7 @@ Dims: W memory tokens, T = 2 W + L.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import flax.struct
@@ -77,10 +77,6 @@ class TokenMemory:
         tokens_BWD = jnp.where(read_B[:, None, None], tokens_BWD, self.tokens_BWD)
         text = self.text.append(h_NBLD, length_B, first_BL)
         return TokenMemory(text, tokens_BWD, self.written_B | read_B)
-
-    def zero(self, where_B: Array) -> NoReturn:
-        """Raises ValueError: no document starts with visible zeros."""
-        raise ValueError("memory tokens are learned where a document starts")
 
 
 class OpenTokens(NamedTuple):

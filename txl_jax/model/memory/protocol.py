@@ -66,8 +66,5 @@ class MemoryLike(CallMemory, Protocol):
     ) -> Self:
         """Returns the memory after a segment, of the same kind."""
 
-    def zero(self, where_B: Array) -> Self:
-        """Returns the memory with visible zeros in the streams where_B (bool)."""
-
 
 AnyMemory = TypeVar("AnyMemory", bound=MemoryLike)

@@ -99,11 +99,6 @@ class RetrievalMemory:
             stored_B=count_filled(self.stored_B, T, end_B, first_BL),
         )
 
-    def zero(self, where_B: Array) -> "RetrievalMemory":
-        """Returns the memory with local zeros and no store in the streams where_B."""
-        local, stored_B = self.local.zero(where_B), jnp.where(where_B, 0, self.stored_B)
-        return dataclasses.replace(self, local=local, stored_B=stored_B)
-
 
 class OpenStore(NamedTuple):
     """A `RetrievalMemory` during a call.

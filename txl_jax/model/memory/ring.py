@@ -4,7 +4,7 @@ Dims: M memory or slots.
 """
 
 import dataclasses
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import flax.struct
 import jax.numpy as jnp
@@ -110,10 +110,4 @@ class RingMemory:
             rings=tuple(kept),
             slot=(self.slot + 1) % self.rings[0].k_BHAM.shape[3],
             filled_B=count_filled(self.filled_B, self.mem_len, one_B, first_BL),
-        )
-
-    def zero(self, where_B: Array) -> NoReturn:
-        """Raises ValueError: no document starts with visible zeros."""
-        raise ValueError(
-            'a ring takes no document starts with initial_memory = "zeros"'
         )

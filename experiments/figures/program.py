@@ -1,0 +1,50 @@
+"""Runs a program of this folder, or of the recipes, with the errors of the package."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from txl_jax.errors import BadNumbers, Interrupted, UserError
+from txl_jax.report.log import to_json
+from txl_jax.runtime import distributed
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser whose errors are one line; `doc` is the program's docstring."""
+    return argparse.ArgumentParser(
+        usage=argparse.SUPPRESS,
+        description=(doc or "").partition("\n")[0],
+        allow_abbrev=False,
+    )
+
+
+def count(text: str) -> int:
+    """Parses a flag that is a whole number from 1 on."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
+
+
+def run(measure: Callable[[], dict[str, Any]]) -> int:
+    """Prints the result as one line of JSON, and returns the exit status.
+
+    Whatever libraries print goes to stderr. User errors, interruptions, values that are
+    not finite, and files that cannot be used, are one line there.
+    """
+    logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            result = measure()
+    except (UserError, Interrupted, BadNumbers) as error:
+        return distributed.report(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        line = f"cannot use {error.filename}: {error.strerror}"
+        return distributed.report(UserError(line))
+    print(to_json(result))
+    return 0
