@@ -15,11 +15,12 @@ import pytest
 from tests.convert.test_pickle import zip_of
 from tests.data import miniatures
 from tests.support.refusal import refused
-from txl_jax.data import catalog
+from txl_jax.data import catalog, vocab
 from txl_jax.data.byte_ranges import ByteRange, ByteRanges, Splits, blocks, cut, size
 from txl_jax.data.corpora import find
-from txl_jax.data.files import split_stdlib, split_text, stdlib_split
+from txl_jax.data.files import corpus_files, split_stdlib, split_text, stdlib_split
 from txl_jax.data.options import SPLITS, DataConfig
+from txl_jax.data.word import WordVocab
 
 
 def joined(ranges: ByteRanges) -> bytes:
@@ -117,9 +118,12 @@ def test_named_splits_of_a_text_are_used(
         ("train.txt test.txt", "train: train.txt; test: test.txt"),
         ("train.txt a/dev/x.txt", "train: train.txt; valid: a/dev/x.txt"),
         ("all.txt Test/1 Test/2", "test: Test/1 and 1 more; no split: all.txt"),
-        ("train valid test train_test", "test: test; no split: train_test"),
+        ("train valid test train_test", "test: test; test or train: train_test"),
+        ("news.en-00001-of-2 heldout-0-of-2", "valid: heldout-0-of-2; no split: news"),
+        ("test-0-of-1.txt part-0.txt", "test: test-0-of-1.txt; no split: part-0.txt"),
+        ("corpus_test.txt corpus_train.txt", "train: corpus_train.txt; test: corpus_t"),
         ("train.txt more.txt", ""),
-        ("model.py test_model.py", ""),
+        ("latest.txt protest-1.txt contest/1", ""),
         ("test.txt", ""),
     ],
 )
@@ -130,10 +134,33 @@ def test_names_of_some_splits_are_refused(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * 100)
     if listing:
-        with refused(rf"{listing}\): give train, valid and test"):
+        with refused(rf"{listing}.*\): give train, valid and test"):
             split("text", tmp_path)
     else:
         assert size(split("text", tmp_path)["train"]) >= 90
+
+
+def test_runs_and_prepared_copies_are_no_text(tmp_path: Path) -> None:
+    """So that a run whose folder is among its text resumes."""
+    write(tmp_path / "a.txt", b"text")
+    for name in ("run/config.json", "run/vocab.json", "run/sample.txt", "b/c.txt"):
+        write(tmp_path / name, b"{}")
+    write(tmp_path / "txl_jax" / "text-1.lock", b"")
+    (tmp_path / "txl_jax" / "text-1" / "1").mkdir(parents=True)
+    write(tmp_path / "txl_jax" / "text-1" / "1" / "x.txt", b"")
+    for path in (tmp_path, tmp_path / "**/*.txt"):
+        names = [file.name for file in corpus_files(str(path))]
+        assert names == ["a.txt", "c.txt"]
+    assert corpus_files(f"{tmp_path}/run/*.txt") == [tmp_path / "run" / "sample.txt"]
+
+
+@pytest.mark.parametrize("path", ["pipe", "", "p*", "/dev/null"])
+def test_a_pipe_is_refused(path: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with refused("data.path = '.*' is a pipe or a device, .*: write"):
+        find(DataConfig("text", str(tmp_path / path)), tmp_path)
+    with refused("data.vocab_path = '.*' is a pipe or a device"):
+        vocab.read(tmp_path / "pipe", WordVocab)
 
 
 def test_files_start_on_lines_of_their_own(tmp_path: Path, split: Split) -> None:

@@ -60,6 +60,13 @@ def test_files_are_documents_and_names_state_splits(tmp_path: Path) -> None:
     assert again.vocab == made.vocab
 
 
+def test_some_splits_by_name_are_refused(tmp_path: Path) -> None:
+    for name in ("songs_train", "songs_valid"):
+        np.save(tmp_path / f"{name}.npy", NUMBERS)
+    with refused("valid: songs_valid.npy.*give train, valid and test"):
+        prepare(config(tmp_path, tmp_path))
+
+
 def test_numbers_are_written_with_spaces() -> None:
     vocab = NumberVocab(100)
     tokens_T = np.array([5, 17, 99])

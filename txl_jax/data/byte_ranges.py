@@ -123,6 +123,15 @@ def verify(path: Path, digest: str) -> None:
         )
 
 
+def require_regular(path: Path, field: str) -> None:
+    """Raises UserError for a pipe or a device, which cannot be read again."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(
+            f"{field} = {str(path)!r} is a pipe or a device, not a file: write its "
+            "content to a file, and give that"
+        )
+
+
 @contextlib.contextmanager
 def reading(path: Path | str) -> Iterator[None]:
     """Raises UserError if a user's file cannot be read."""

@@ -24,6 +24,7 @@ from txl_jax.data.byte_ranges import (
     checksum,
     cut_by_lines,
     reading,
+    require_regular,
     size,
     whole,
 )
@@ -100,7 +101,7 @@ def text_edition(path: str, document_end: str = "") -> str:
     """
     digest = hashlib.sha256(os.fsencode(document_end))
     with reading(path):
-        for file in text_files(path):
+        for file in corpus_files(path):
             digest.update(os.fsencode(f"{file.resolve()}\0{checksum(file)}\n"))
     return digest.hexdigest()[:16]
 
@@ -110,7 +111,7 @@ def split_text(path: str, scratch: Path, document_end: str = "") -> Splits:
 
     Compressed files are unpacked in `scratch`. document_end: see DataConfig.
     """
-    files = text_files(path)
+    files = corpus_files(path)
     splits, texts = named_splits(path, files), []
     for number, file in enumerate(files):
         packed = file.suffix in COMPRESSED
@@ -212,6 +213,24 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
     return files
 
 
+def corpus_files(path: str) -> list[Path]:
+    """Returns the files of data.path, without runs and prepared copies inside it."""
+    files = text_files(path)
+    top = Path(os.path.commonpath([file.parent for file in files]))
+    below = {p for file in files for p in file.parents if top in p.parents}
+    own = {folder for folder in below if _is_own(folder)}
+    files = [file for file in files if not own.intersection(file.parents)]
+    for file in files:
+        require_regular(file, "data.path")
+    return files
+
+
+def _is_own(folder: Path) -> bool:
+    """Returns whether a folder is the workdir of a run, or has copies of corpora."""
+    is_run = all((folder / name).exists() for name in ("config.json", "vocab.json"))
+    return is_run or (folder.name == "txl_jax" and any(folder.glob("*.lock")))
+
+
 def named_splits(path: str, files: Sequence[Path]) -> list[str]:
     """Returns the splits that the names of files and folders state, or [].
 
@@ -220,23 +239,21 @@ def named_splits(path: str, files: Sequence[Path]) -> list[str]:
     """
     top = os.path.commonpath([file.parent for file in files])
     names = [file.relative_to(top) for file in files]
-    splits = [*map(_named_split, names)]
-    found: dict[str, list[Path]] = {split: [] for split in (*SPLITS, "")}
-    for name, split in zip(names, splits, strict=True):
-        found[split].append(name)
+    stated = [*map(_stated_splits, names)]
+    splits = [min(some, default="") for some in stated]
+    found: dict[str, list[Path]] = {}
+    for name, some in zip(names, stated, strict=True):
+        found.setdefault(" or ".join(sorted(some)) or "no split", []).append(name)
     listing = "; ".join(
-        f"{split or 'no split'}: {some[0]}"
-        + (f" and {len(some) - 1} more" if some[1:] else "")
-        for split, some in found.items()
-        if some
+        f"{split}: {some[0]}" + (f" and {len(some) - 1} more" if some[1:] else "")
+        for split, some in sorted(
+            found.items(), key=lambda x: [*SPLITS, x[0]].index(x[0])
+        )
     )
-    if {*splits} == {*SPLITS}:
+    if all(len(some) == 1 for some in stated) and {*splits} == {*SPLITS}:
         say(f"data: splits by name: {listing}")
         return splits
-    # One split alone is stated by a whole name: test.txt, not test_model.py.
-    wholes = {part for name in names for part in name.parts[0].lower().split(".")}
-    held_out = wholes & SPLIT_NAMES.keys() - {"train"}
-    if len(files) > 1 and (held_out or len({*splits} - {""}) > 1):
+    if len(files) > 1 and {*SPLITS[1:]} & set().union(*stated):
         raise UserError(
             f"data.path={path!r} has names of splits ({listing}): give train, valid "
             "and test and nothing else (valid can be the last lines of train), or "
@@ -245,10 +262,13 @@ def named_splits(path: str, files: Sequence[Path]) -> list[str]:
     return []
 
 
-def _named_split(name: Path) -> str:
-    """Returns the split that the first possible part of a path states, or ""."""
+def _stated_splits(name: Path) -> set[str]:
+    """Returns the splits that the first possible part of a path states.
+
+    They are words between points, hyphens, underscores and digits.
+    """
     for part in name.parts:
-        words = re.findall(r"[^\W\d_]+", part.lower())
+        words = re.split(r"[._\d-]+", part.lower())
         if stated := {SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES}:
-            return stated.pop() if len(stated) == 1 else ""
-    return ""
+            return stated
+    return set()

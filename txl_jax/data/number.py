@@ -147,7 +147,7 @@ def open_numbers(
     """
     field = "data.document_end"
     end = field, parse(document_end, field)
-    paths = files.text_files(path)
+    paths = files.corpus_files(path)
     names = files.named_splits(path, paths) or [""] * len(paths)
     arrays: dict[str, list[tuple[str, np.ndarray]]] = {}
     for file, name in zip(paths, names, strict=True):

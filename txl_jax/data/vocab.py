@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from txl_jax.data import text as texts
+from txl_jax.data.byte_ranges import require_regular
 from txl_jax.data.files import text_start
 from txl_jax.data.number import NumberVocab
 from txl_jax.data.subword import SubwordVocab
@@ -17,6 +18,7 @@ from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.report.log import say
+from txl_jax.runtime import storage
 
 # Tokens on which the text of the next one may depend: a character has at most four
 # bytes, and a word depends on whether it starts a line.
@@ -215,6 +217,8 @@ def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
     """
     field = f"data.vocab_path={str(path)!r}"
     fix = "give a tokenizer.json, a vocab.json or a word list"
+    if not storage.is_remote(path):
+        require_regular(path, "data.vocab_path")
     try:
         data = path.read_bytes()
         text = data[text_start(data, field) :].decode("utf-8")
