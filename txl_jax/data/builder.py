@@ -7,6 +7,7 @@ the preparation of a corpus imports it.
 
 import contextlib
 import io
+import logging
 import shutil
 import tarfile
 import zipfile
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import requests
 import tensorflow_datasets as tfds
-from absl import logging
+from absl import logging as absl_logging
 from google.protobuf import json_format
 from tensorflow_datasets.core.download import download_manager, downloader
 
@@ -45,6 +46,7 @@ READ_BYTES = 1 << 20  # at once; reading single short texts was 30 times slower
 # Errors of TFDS and ArrayRecord for damaged files.
 DAMAGE = OSError, RuntimeError, ValueError, LookupError, json_format.Error
 downloader.MAX_RETRIES = 4  # with TFDS's ten, it waits 204 s where there is no network
+logging.getLogger("urllib3").setLevel(logging.ERROR)  # of its attempts
 
 Example = tuple[int, dict[str, np.ndarray]]
 
@@ -213,14 +215,14 @@ def _quiet() -> Iterator[None]:
     TFDS prints to stdout, whose last line is a run's result, and warns on stderr about
     configs that its class does not list.
     """
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
+    verbosity = absl_logging.get_verbosity()
+    absl_logging.set_verbosity(absl_logging.ERROR)
     tfds.disable_progress_bar()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
-        logging.set_verbosity(verbosity)
+        absl_logging.set_verbosity(verbosity)
 
 
 # The files of published corpora
