@@ -162,7 +162,7 @@ eval.cache_len=9 eval.cache_weight=0.1 eval.reset_memory_at=0 | cache_len = 9 is
 {DYNAMIC} eval.segments_per_step=1  | leave out eval.ext_len, eval.segments_per_step
 eval.mem_len=0 eval.segments_per_step=2 | segments_per_step = 2 needs a memory
 eval.checkpoint=²                   | eval.checkpoint
-eval.checkpoint=100,best            | eval.checkpoint | average
+eval.checkpoint=100,200             | eval.checkpoint | nor a step
 generate.seed=4294967296            | generate.seed = 4294967296 must be from 0 to
 generate.top_p=1.5                  | generate.top_p = 1.5 must be above 0, at most 1
 run.profile_steps=10:10             | such as "10:15"

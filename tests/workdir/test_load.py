@@ -90,11 +90,9 @@ def refused_start(config: Config, folder: Path, vocab: Any = VOCAB) -> str:
 def test_the_average_is_loaded(runs: Path, name: str, first: int) -> None:
     """Its own config decides; that of an evaluation, as here, may be another run's."""
     saved = configs.parse(configs.load_json(runs / name / "config.json"))
-    mean = jax.tree.map(lambda a, b: (a + b) / 2, PARAMS[first], PARAMS[first + 1])
     for which, expected, step in (
         ("best", PARAMS[first], BEST),
         ("latest", PARAMS[first + 1], NEWEST),
-        (f"{BEST},{NEWEST}", mean, NEWEST),
     ):
         config = Config(model=saved.model, eval=EvalConfig(checkpoint=which))
         loaded = restore.load(runs / name, config)

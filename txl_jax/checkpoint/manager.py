@@ -16,7 +16,7 @@ from txl_jax.checkpoint import backend, manifest
 from txl_jax.checkpoint.backend import TRASH
 from txl_jax.checkpoint.barrier import Barriers
 from txl_jax.checkpoint.manifest import Damaged, Manifest
-from txl_jax.checkpoint.options import NAMES, CheckpointConfig
+from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed, storage
@@ -106,8 +106,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         best = min((rank for rank in ranks if rank), default=None)
         return best and -best[1]
 
-    def find(self, which: str) -> list[int]:
-        """Returns the steps of `which`, a value of eval.checkpoint, in order.
+    def find(self, which: str) -> int:
+        """Returns the step of `which`, a value of eval.checkpoint.
 
         If no step was validated, the newest is the best. Raises UserError if there is
         no such checkpoint.
@@ -127,15 +127,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             for error in self.unreadable.values():
                 say(f"{error}: using the best of the others")
             best = self.best(self.manifests)
-            return [max(self.manifests) if best is None else best]
-        if which in NAMES:
-            return steps if which == "average" else steps[-1:]
-        if not (chosen := {*map(int, which.split(","))}) <= {*steps}:
+            return max(self.manifests) if best is None else best
+        step = steps[-1] if which == "latest" else int(which)
+        if step not in steps:
             raise UserError(
                 f"eval.checkpoint = {which!r} is not a checkpoint in {self.directory}: "
-                f"give best, latest, average or steps of {', '.join(map(str, steps))}"
+                f"give best, latest or one of {', '.join(map(str, steps))}"
             )
-        return sorted(chosen)
+        return step
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:

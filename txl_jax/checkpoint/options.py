@@ -5,7 +5,7 @@ import dataclasses
 from txl_jax.errors import UserError
 from txl_jax.fields import at_least, check, field
 
-NAMES = ("best", "latest", "average")
+NAMES = ("best", "latest")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +26,6 @@ class CheckpointConfig:
 
 def check_which(which: str, field: str) -> None:
     """Raises UserError for a name that no checkpoint can have."""
-    steps = [step.strip() for step in which.split(",")]
-    valid = all(step.isdecimal() and len(step) < 20 for step in steps)
-    if which not in NAMES and not valid:
-        raise UserError(
-            f"{field} = {which[:80]!r} is neither best, latest, average (of all kept) "
-            "nor a step, or several with commas between (their average)"
-        )
+    is_step = which.isdecimal() and len(which) < 20
+    if which not in NAMES and not is_step:
+        raise UserError(f"{field} = {which[:80]!r} is neither best, latest nor a step")

@@ -195,30 +195,17 @@ def _restore(manager: Checkpoints, step: int, like: TrainState) -> Snapshot:
 def restore_params(
     manager: Checkpoints, which: str, like: Params
 ) -> tuple[Params, int]:
-    """Returns (params, step) of the checkpoints `which`, a value of eval.checkpoint.
+    """Returns (params, step) of the checkpoint `which`, a value of eval.checkpoint.
 
-    The parameters of a run that averages are their average. For several checkpoints
-    these are the mean of their parameters, with two sets in memory at a time, and the
-    newest step. Raises UserError if there is no such checkpoint, Damaged if one is
-    damaged.
+    The parameters of a run that averages are their average. Raises UserError if there
+    is no such checkpoint, Damaged if it is damaged.
     """
     manager.poll(wait=True)
-    steps = manager.find(which)
-
-    def read(step: int) -> Params:
-        manifest = manager.read_manifest(step)
-        has_average = any(name.startswith("average/") for name in manifest.arrays)
-        item = "average" if has_average else "params"
-        return _read(manager, manifest, {item: like})[item]
-
-    add = jax.jit(lambda *trees: jax.tree.map(jnp.add, *trees), donate_argnums=0)
-    total = read(steps[0])
-    for step in steps[1:]:
-        total = add(total, read(step))
-    if len(steps) > 1:
-        say(f"averaging checkpoints {', '.join(map(str, steps))}")
-        total = jax.tree.map(lambda x: x / len(steps), total)
-    return total, steps[-1]
+    step = manager.find(which)
+    manifest = manager.read_manifest(step)
+    has_average = any(name.startswith("average/") for name in manifest.arrays)
+    item = "average" if has_average else "params"
+    return _read(manager, manifest, {item: like})[item], step
 
 
 def _read(manager: Checkpoints, manifest: Manifest, like: Items) -> Items:

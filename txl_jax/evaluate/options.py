@@ -74,11 +74,7 @@ class EvalConfig:
     """How to evaluate; no value is inherited from training."""
 
     split: str = field("test", one_of(SPLITS), help="Split to read.")
-    checkpoint: str = field(
-        "best",
-        help="Checkpoint to read: best, latest, a step, average (the mean of all that "
-        "are kept), or several steps with commas between them (their mean).",
-    )
+    checkpoint: str = field("best", help="Checkpoint to read: best, latest or a step.")
     streams: int = field(
         8,
         at_least(1),
