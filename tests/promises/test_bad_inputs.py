@@ -159,7 +159,6 @@ evaluate words_flipped                    | vocab.json is not a vocabulary
 run manifests                             | restore one from a backup, or
 evaluate manifests                        | is damaged: restore one from a
 evaluate arrays --checkpoint=60           | checkpoint 60 is damaged (item params
-run checkpoints_gone                      | was trained to update 60, as metrics.jsonl
 evaluate checkpoints_gone                 | train there first, or give the
 run imported                              | {home}/imported holds an imported mo
 recl run                                  | give two or more as --workdirs=RUN,RUN

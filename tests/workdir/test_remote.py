@@ -11,13 +11,10 @@ from tests.support.store import Store, remote, shared_store, store
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
-from txl_jax.config import Config
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
-from txl_jax.report.log import encode
 from txl_jax.runtime import storage
-from txl_jax.workdir.folder import METRICS, RESULT, find
-from txl_jax.workdir.load import has_checkpoint
+from txl_jax.workdir.folder import METRICS, find
 from txl_jax.workdir.staging import Staging
 
 FIXTURES = remote, shared_store, store
@@ -124,24 +121,6 @@ def test_unreachable_checkpoints_are_not_damaged(store: Store, remote: str) -> N
             run(remote, 4)
     store.proxy.hook = lambda method, path: None
     assert run(remote, 4) == (3, [])
-
-
-def test_a_run_killed_before_its_first_checkpoint_starts_again(
-    store: Store, remote: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A store has no empty folders: only the metrics show that a run has begun."""
-    folder = find(remote)
-    with open_checkpoints(folder):
-        (folder / METRICS).write_bytes(encode({"step": 8000}))
-    assert not has_checkpoint(folder, Config(), {})
-    assert "repeating updates 1 to 8000" in capsys.readouterr().err
-    (folder / METRICS).write_bytes(encode({"step": 8001}))  # two intervals and one
-    with refused("was trained to update 8001, as metrics.jsonl shows"):
-        has_checkpoint(folder, Config(), {})
-    (folder / METRICS).write_bytes(encode({"step": 1}))
-    (folder / RESULT).write_text("{}")
-    with refused("was trained to update 1, as metrics.jsonl shows"):
-        has_checkpoint(folder, Config(), {})
 
 
 def test_bad_addresses(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

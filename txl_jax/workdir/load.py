@@ -26,7 +26,7 @@ from txl_jax.errors import BadNumbers, UserError, prefixed
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.log import last_step, say
+from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
 from txl_jax.sharding.mesh import nearest
@@ -34,7 +34,7 @@ from txl_jax.sharding.rules import shardings
 from txl_jax.update.init import abstract_params, init_params
 from txl_jax.workdir.claim import check_same_run
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
-from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, VOCAB, find
+from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, VOCAB, find
 from txl_jax.workdir.released import check_config, packaged
 
 RESTORE_VOCAB = "restore it from a backup, or train here again, which rewrites it"
@@ -157,19 +157,17 @@ def load_initial(
     `has_checkpoint`.
     """
     like = like_params(config.model, mesh)
-    if has_checkpoint(workdir, config, like) or not config.train.init_from:
+    if has_checkpoint(workdir, like) or not config.train.init_from:
         return None
     with prefixed(f"train.init_from = {config.train.init_from!r}"):
         params = _load_fitting(find(config.train.init_from), config, vocab, mesh)
     return _fill_in(params, config, like)
 
 
-def has_checkpoint(workdir: Path, config: Config, like: Params) -> bool:
+def has_checkpoint(workdir: Path, like: Params) -> bool:
     """Returns whether a run continues from a checkpoint; writes nothing.
 
-    Raises UserError if every checkpoint is damaged, the newest does not fit `like`, or
-    there is none although the run must have saved one: it trained for longer than the
-    first takes, its local folder of checkpoints is gone, or it has a result on gs://.
+    Raises UserError if every checkpoint is damaged or the newest does not fit `like`.
     """
     folder = workdir / CHECKPOINTS
     with open_checkpoints(workdir, read_only=True) as manager:
@@ -184,19 +182,6 @@ def has_checkpoint(workdir: Path, config: Config, like: Params) -> bool:
                 f"no checkpoint in {folder} can be restored ({error}): restore one "
                 "from a backup, or give another --workdir to start from scratch"
             ) from error
-    trained = last_step(workdir / METRICS)
-    late = 2 * max(config.checkpoint.every_steps, config.train.eval_every)
-    # A store has no empty folders: there, the result shows that a run has saved.
-    remote = storage.is_remote(workdir)
-    is_gone = (workdir / RESULT).exists() if remote else not folder.exists()
-    if trained and (trained > late or is_gone):
-        raise UserError(
-            f"{workdir} was trained to update {trained}, as {METRICS} shows, but has "
-            f"no checkpoint: restore its folder {CHECKPOINTS}, or move {METRICS} "
-            "away to train again from scratch"
-        )
-    if trained:
-        say(f"NO CHECKPOINT in {folder}: repeating updates 1 to {trained}")
     return False
 
 
