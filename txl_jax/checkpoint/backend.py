@@ -10,11 +10,11 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers, type_handlers
 
-from txl_jax.checkpoint.barrier import Barriers
 from txl_jax.runtime import distributed, storage
 
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
 COMMITTED = "commit_success.txt"  # orbax's name
+LIMIT_SECONDS = 1200  # of a save, also of waiting for a process that has failed
 SLICE_BYTES = 2**20  # a copy of an array is written in parts, each compiled, of no less
 
 
@@ -51,14 +51,12 @@ def open_manager(
     folder: Path,
     items: tuple[str, ...],
     policies: Sequence[checkpoint_managers.PreservationPolicy],
-    barriers: Barriers,
     *,
     removes_partial: bool,
     read_only: bool,
 ) -> Manager:
     """Returns orbax's manager of a folder; any policy can preserve a checkpoint."""
     quiet_orbax()
-    # Without orbax's store of metadata, for whose folder the processes would wait.
     handler = type_handlers.ArrayHandler(
         min_slice_bytes_for_replica_parallel=SLICE_BYTES
     )
@@ -70,10 +68,7 @@ def open_manager(
         create=not read_only,
         save_interval_steps=0 if read_only else 1,
         todelete_subdir=None if read_only else TRASH,
-        # Folders are made at once: otherwise a failure would be process 0's alone.
-        async_options=ocp.AsyncOptions(
-            barrier_sync_fn=barriers, create_directories_asynchronously=False
-        ),
+        async_options=ocp.AsyncOptions(timeout_secs=LIMIT_SECONDS),
     )
     return Manager(folder, item_names=items, options=options)
 

@@ -5,7 +5,7 @@ import dataclasses
 import glob
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jax
@@ -14,7 +14,6 @@ from orbax.checkpoint import checkpoint_managers
 
 from txl_jax.checkpoint import backend, manifest
 from txl_jax.checkpoint.backend import TRASH
-from txl_jax.checkpoint.barrier import Barriers
 from txl_jax.checkpoint.manifest import Damaged, Manifest
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.errors import UserError
@@ -41,14 +40,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self.saving: int | None = None  # the step that is being written
         self.failed: list[int] = []  # steps that could not be saved
         self.reason = ""  # the error of the last one
-        self.barriers = Barriers()
-        self.read_back: Callable[[], None] | None = None  # reads the newest save
-        self.proved = False  # a save has been read back
         self.orbax = backend.open_manager(
             folder,
             ITEMS,
             [checkpoint_managers.LatestN(keep), backend.Best(self.best)],
-            self.barriers,
             removes_partial=not self.remote,
             read_only=read_only,
         )
@@ -149,16 +144,19 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """
         try:
             yield
-        except self.errors as error:
+        except (jax.errors.JaxRuntimeError, *self.errors) as error:
+            is_jax_error = isinstance(error, jax.errors.JaxRuntimeError)
+            if is_jax_error and "DEADLINE_EXCEEDED" not in str(error):
+                raise  # a fault of a device, or a lost process
             if self.saving not in (None, step):  # an earlier one, which may succeed
                 self.poll(wait=True)
             self.failed.append(step)
             self.reason = storage.one_line(error)
             self.manifests.pop(step, None)
-            self.saving = self.read_back = None
+            self.saving = None
             # The other items fail as well; their errors would surface in the next save.
             for clear in (self.orbax.wait_until_finished, self.orbax.check_for_errors):
-                with contextlib.suppress(*self.errors):
+                with contextlib.suppress(jax.errors.JaxRuntimeError, *self.errors):
                     clear()
             self._remove_partial()
             say(
@@ -169,10 +167,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def start(self, saved: Manifest, args: ocp.args.Composite) -> None:
         """Starts to save a checkpoint; `wait` must precede it."""
         self.manifests[saved.step] = saved
-        self.barriers.begin()
-        with distributed.together(*self.errors):  # orbax's others would wait
-            if distributed.is_first() and not self.remote:
-                (self.directory / TRASH).mkdir(exist_ok=True)
         if not self.orbax.save(saved.step, args=args):
             raise ValueError(f"checkpoint {self.orbax.latest_step()} exists already")
         self.saving = saved.step
@@ -214,17 +208,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._empty_trash()
 
     def wait(self) -> None:
-        """Waits for the pending save; must precede the next one.
-
-        The first checkpoint of a start is then read back.
-        """
+        """Waits for the pending save; must precede the next one."""
         self.poll(wait=True)
-        read_back, self.read_back = self.read_back, None
-        if not self.proved:
-            with jax.transfer_guard("allow"):
-                failed = distributed.anywhere(read_back is None)
-            if read_back and not failed:
-                read_back()
         if self.failed:
             self._remove_partial()
 

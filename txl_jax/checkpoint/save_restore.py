@@ -6,10 +6,7 @@ Position of the first batch that the state has not consumed. Orbax commits them
 together: it renames a folder, or on gs:// writes a commit file last.
 """
 
-import contextlib
 import dataclasses
-import functools
-import traceback
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax import Array
-from jax.sharding import SingleDeviceSharding
 
 from txl_jax.checkpoint import manifest as manifests
 from txl_jax.checkpoint.array_checksum import Leaf, Tree, checksums, named_leaves
@@ -30,9 +26,6 @@ from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, storage
 from txl_jax.update.state import Average, Program, TrainState
-
-# TensorStore's codes for content that it cannot decode.
-UNDECODABLE = "DATA_LOSS", "FAILED_PRECONDITION"
 
 
 def save(
@@ -67,58 +60,7 @@ def save_items(
         name: ocp.args.StandardSave(tree) for name, tree in items.items()
     }
     args[manifests.ITEM] = ocp.args.JsonSave(manifest.to_json())
-    if not manager.proved:
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), items)
-        manager.read_back = functools.partial(_read_back, manager, manifest, like)
     manager.start(manifest, ocp.args.Composite(**args))
-
-
-def _read_back(manager: Checkpoints, manifest: Manifest, like: Items) -> None:
-    """Raises UserError if a checkpoint has other values than those that were saved.
-
-    All processes call this, and process 0 reads. If it cannot, the next checkpoint is
-    read back instead.
-    """
-    reason, is_damaged = "", False
-    with jax.transfer_guard("allow"):
-        if distributed.is_first():
-            try:
-                with waiting(f"reading checkpoint {manifest.step} back"):
-                    _compare(manager.folder(manifest.step), manifest, like)
-            except Exception as error:  # of orbax, the disk, the store or the host
-                text = "".join(traceback.format_exception(error))
-                undecodable = any(code in text for code in UNDECODABLE)
-                is_damaged = undecodable or isinstance(error, Damaged)
-                reason = storage.one_line(error)
-        is_damaged = distributed.anywhere(is_damaged)
-        manager.proved = not distributed.anywhere(bool(reason))
-    if is_damaged:
-        raise UserError(
-            f"checkpoint {manifest.step} was read back with other values than were "
-            f"saved ({reason or 'by process 0'}): {manager.directory} is on a disk or "
-            "a store that damages files; give another --workdir"
-        )
-    if reason:
-        say(f"checkpoint {manifest.step} was not read back: {reason}")
-
-
-def _compare(folder: Path, manifest: Manifest, like: Items) -> None:
-    """Raises Damaged unless a checkpoint has the values of its manifest.
-
-    Its items are read one by one into the host's memory, without the other processes.
-    """
-    try:
-        host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
-        return
-    alone = ocp.options.MultiprocessingOptions(active_processes={0})
-    # Not through the manager, at whose barriers all processes meet.
-    reader = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
-    with contextlib.closing(reader):
-        for item, tree in like.items():
-            here = jax.tree.map(lambda x: x.update(sharding=host), tree)
-            args = ocp.args.StandardRestore(here)
-            manifests.verify(manifest, {item: reader.restore(folder / item, args=args)})
 
 
 class Snapshot(NamedTuple):
