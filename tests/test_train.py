@@ -9,7 +9,6 @@ import itertools
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ import pytest
 from tests.support.processes import free_port
 from tests.support.refusal import refused
 from txl_jax import train as loop
-from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config
@@ -145,9 +144,8 @@ def test_a_run_ended_by_a_signal_resumes_exactly(
     )
     assert exact == expected
     for run in (ended, straight):
-        opened = open_checkpoints(run, CONFIG.checkpoint, read_only=True)
-        with closing(opened) as manager:
-            assert manager.manifests[3].valid_nll == expected[2][1]["valid_nll"]
+        saved, _ = save_restore.read_manifests(run / "checkpoints")
+        assert saved[3].valid_nll == expected[2][1]["valid_nll"]
 
 
 def test_validation_uses_the_average_of_the_parameters(tmp_path: Path) -> None:
@@ -263,7 +261,7 @@ def test_device_arrays_are_read_only_in_fetch(
 
     monkeypatch.setattr(array, "_value", property(guarded))
     assert float(jnp.zeros(())) == 0 and reads, "float() would be seen"
-    monkeypatch.setattr(loop.save_restore, "save", lambda *_: None)
+    monkeypatch.setattr(loop.Checkpoints, "save", lambda *_: None)
     train(tmp_path, valid=1.0)
     assert len(reads) > 6 * 4, "four metrics of six calls"
 

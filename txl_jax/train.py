@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.checkpoint.save_restore import Checkpoints
 from txl_jax.config import Config
 from txl_jax.data.prefetch import prefetch
 from txl_jax.data.streams import Position
@@ -120,7 +120,7 @@ class Run:
         config, enter = training.config, stack.enter_context
         train = config.train
         self.training, self.stop = training, enter(preemption.listening())
-        self.checkpoints = enter(open_checkpoints(workdir, config.checkpoint))
+        self.checkpoints = enter(Checkpoints(workdir, config.checkpoint))
         self.start = save_restore.restore_or_init(
             self.checkpoints, workdir, training.program, training.params
         )
@@ -204,10 +204,10 @@ class Run:
         # orbax copies arrays to the host implicitly.
         with self.log.timing.spend("checkpoint"), jax.transfer_guard("allow"):
             with self.checkpoints.attempt(step):
-                with distributed.together(*self.checkpoints.errors):
+                with distributed.together(*save_restore.errors()):
                     self.log.sync(valid_nll, is_due)
                     self.staging.upload()
-                save_restore.save(self.checkpoints, step, state, position, valid_nll)
+                self.checkpoints.save(step, state, position, valid_nll)
             if self.bad and step not in self.checkpoints.failed:
                 raise BadNumbers(
                     f"update {self.bad['number']} was skipped, number "

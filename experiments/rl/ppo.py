@@ -25,7 +25,6 @@ from absl import logging
 from jax.sharding import Mesh, PartitionSpec
 
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.report import plots, provenance
 from txl_jax.report.checksum import Json
@@ -111,7 +110,7 @@ def train(options: Options, workdir: Path) -> Json:
         enter, stop = stack.enter_context, preemption.current()
         enter(locked(workdir))
         claim(workdir, options)
-        checkpoints = enter(open_checkpoints(workdir))
+        checkpoints = enter(save_restore.Checkpoints(workdir))
         step, state, position = save_restore.restore_or_init(
             checkpoints, workdir, program, None
         )
@@ -136,7 +135,7 @@ def train(options: Options, workdir: Path) -> Json:
             if ends or step % options.save_every == 0 or step == options.updates:
                 with checkpoints.attempt(step):
                     log.sync(None)
-                    save_restore.save(checkpoints, step, state, position, None)
+                    checkpoints.save(step, state, position, None)
             if ends:
                 checkpoints.finish(step)
                 raise stop.end(f"at update {step}, which is saved")

@@ -16,7 +16,6 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.model.memory import Memory
@@ -75,10 +74,10 @@ def assert_same(got: Any, expected: Any) -> None:
 
 
 def save_all(workdir: Path, nll_by_step: dict[int, Any], keep: int) -> None:
-    with open_checkpoints(workdir, CheckpointConfig(keep=keep)) as manager:
+    with save_restore.Checkpoints(workdir, CheckpointConfig(keep=keep)) as manager:
         for step, valid_nll in nll_by_step.items():
             position = Position(epoch=step, segment=2, token_offset=2**40 + step)
-            save_restore.save(manager, step, make_state(step), position, valid_nll)
+            manager.save(step, make_state(step), position, valid_nll)
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +100,12 @@ def steps(workdir: Path) -> list[int]:
 
 
 def read_params(workdir: Path, which: str) -> tuple[Any, int]:
-    with open_checkpoints(workdir, read_only=True) as manager:
-        return save_restore.restore_params(manager, which, like(make_state(0).params))
+    return save_restore.restore_params(workdir, which, like(make_state(0).params))
 
 
 def test_state_and_position_are_restored_exactly(rising: Path) -> None:
-    with open_checkpoints(rising, CheckpointConfig(keep=2)) as manager:
-        restored = save_restore.restore(manager, like(make_state(0)))
+    with save_restore.Checkpoints(rising, CheckpointConfig(keep=2)) as manager:
+        restored = manager.restore(like(make_state(0)))
     assert restored is not None and restored.step == 6
     assert_same(restored.state, make_state(6))
     assert restored.position == Position(epoch=6, segment=2, token_offset=2**40 + 6)
@@ -121,12 +119,12 @@ def test_state_and_position_are_restored_exactly(rising: Path) -> None:
 
 def test_an_average_without_memory_is_restored_exactly(tmp_path: Path) -> None:
     expected = make_state(1, mem_len=0, averages=True)
-    with open_checkpoints(tmp_path, CheckpointConfig()) as manager:
-        assert save_restore.restore(manager, like(expected)) is None, "nothing yet"
-        save_restore.save(manager, 1, expected, Position(0, 1, 2), 2.0)
-        restored = save_restore.restore(manager, like(expected))
+    with save_restore.Checkpoints(tmp_path, CheckpointConfig()) as manager:
+        assert manager.restore(like(expected)) is None, "nothing yet"
+        manager.save(1, expected, Position(0, 1, 2), 2.0)
+        restored = manager.restore(like(expected))
         average = expected.average.params
-        got, _ = save_restore.restore_params(manager, "best", like(average))
+        got, _ = save_restore.restore_params(tmp_path, "best", like(average))
         assert_same(got, average)
     assert restored is not None
     assert_same(restored.state, expected)
@@ -174,11 +172,11 @@ def test_without_validation_the_newest_is_the_best(
     assert read_params(tmp_path, "best")[1] == best
 
 
-def test_resuming_deletes_leftovers_of_a_kill(copied: Path) -> None:
+def test_the_next_save_deletes_leftovers_of_a_kill(copied: Path) -> None:
     folder = copied / "checkpoints"
     save_all(copied, {7: 5.0}, keep=4)
     assert steps(copied) == [2, 5, 6, 7]
     shutil.copytree(folder / "5", folder / "deleted" / "4")
-    with open_checkpoints(copied, CheckpointConfig(keep=2)) as manager:
-        restored = save_restore.restore(manager, like(make_state(0)))
-    assert restored is not None and restored.step == 7 and steps(copied) == [2, 6, 7]
+    shutil.copytree(folder / "5", folder / "8.orbax-checkpoint-tmp")
+    save_all(copied, {8: 5.0}, keep=2)
+    assert steps(copied) == [2, 7, 8]

@@ -86,7 +86,7 @@ def test_a_model_of_another_code_base_keeps_its_origin(tmp_path: Path) -> None:
         ({"format": None}, "'' in its metadata, not"),
         ({"vocab": None}, r"is damaged or truncated \('vocab'\)"),
         ({"vocab": '{"kind": "byte"}'}, "its checksum, sha256, is wrong or missing"),
-        ({"manifest": "[1]"}, "it is not a JSON object"),
+        ({"manifest": "[1]"}, "is damaged or truncated"),
     ],
 )
 def test_another_file_is_refused(

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from tests.support.processes import Processes, exact, write_experiment
 from txl_jax.checkpoint import manifest
+from txl_jax.checkpoint.save_restore import read_manifests
 
 QUIET_SECONDS = 13.0  # of an undisturbed run, once it is compiled
 FIELDS: dict[str, Any] = {
@@ -60,7 +61,7 @@ MOMENTS = {
     "import": ("", "", 1, 3.0),
     "compilation": ("txl_jax.cli.training_run", "train", 1, 4.0),
     "training": ("txl_jax.train", "fetch", 30, 0.3),
-    "save": ("txl_jax.checkpoint.save_restore", "save", 3, 0.2),
+    "save": ("txl_jax.checkpoint.save_restore", "Checkpoints.save", 3, 0.2),
     "validation": ("txl_jax.train", "Run.validate", 2, 0.5),
     "evaluation": ("txl_jax.cli.evaluate_split", "evaluate_split", 1, 2.0),
     "sample": ("txl_jax.cli.draw_samples", "draw_samples", 1, 2.0),
@@ -179,13 +180,15 @@ class Run(NamedTuple):
         assert len(saved.arrays) > 50 and saved.position and saved.position.epoch > 0
         lines = exact(self.workdir)
         assert [step for step, _ in lines] == list(range(1, last + 1))
-        names = sorted(path.name for path in checkpoints.iterdir())
+        found, damaged = read_manifests(checkpoints)
+        assert not damaged
         result = json.loads((self.workdir / "result.json").read_text())
         assert (self.workdir / "loss.png").stat().st_size > 1000
         return {
             "manifest": saved.to_json(),
             "exact": lines,
-            "checkpoints": names,
+            # A kill may leave one more.
+            "checkpoints": [*sorted(found)[-2:], manifest.best(found.values())],
             "scores": {k: v for k, v in result.items() if not k.endswith(TIMES)},
             "sample": (self.workdir / "sample.txt").read_text(),
             "files": sorted(path.name for path in self.workdir.iterdir()),

@@ -17,7 +17,6 @@ import pytest
 
 from tests.checkpoint.test_checkpoint import assert_same, like
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.manifest import Damaged
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
@@ -52,10 +51,10 @@ STATES = {step: make_state(step) for step in (0, OLDER, NEWER)}
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds two checkpoints, of which the newest is the best: not to be changed."""
     workdir = tmp_path_factory.mktemp("saved")
-    with closing(open_checkpoints(workdir, CheckpointConfig())) as manager:
+    with closing(save_restore.Checkpoints(workdir, CheckpointConfig())) as manager:
         for step in (OLDER, NEWER):
             position = Position(step, 2, 3)
-            save_restore.save(manager, step, STATES[step], position, 10.0 - step)
+            manager.save(step, STATES[step], position, 10.0 - step)
     return workdir
 
 
@@ -88,8 +87,8 @@ def newest(workdir: Path) -> Path:
 
 
 def resume(workdir: Path) -> save_restore.Snapshot:
-    with closing(open_checkpoints(workdir, CheckpointConfig())) as manager:
-        restored = save_restore.restore(manager, like(STATES[0]))
+    with closing(save_restore.Checkpoints(workdir, CheckpointConfig())) as manager:
+        restored = manager.restore(like(STATES[0]))
     assert restored is not None
     assert_same(restored.state, STATES[restored.step])
     assert restored.position == Position(restored.step, 2, 3)
@@ -97,10 +96,8 @@ def resume(workdir: Path) -> save_restore.Snapshot:
 
 
 def load(workdir: Path, which: str) -> int:
-    opened = open_checkpoints(workdir, CheckpointConfig(), read_only=True)
-    with closing(opened) as manager:
-        params = like(STATES[0].params)
-        got, step = save_restore.restore_params(manager, which, params)
+    params = like(STATES[0].params)
+    got, step = save_restore.restore_params(workdir, which, params)
     assert_same(got, STATES[step].params)
     return step
 
@@ -167,12 +164,10 @@ def test_the_step_of_a_damaged_checkpoint_is_saved_again(copied: Path) -> None:
     (newest(copied) / "record" / "metadata").unlink()
     assert load(copied, "best") == OLDER, "the best of the others"
     for again in (1, 2):
-        with closing(open_checkpoints(copied, CheckpointConfig())) as manager:
-            restored = save_restore.restore(manager, like(STATES[0]))
+        with closing(save_restore.Checkpoints(copied, CheckpointConfig())) as manager:
+            restored = manager.restore(like(STATES[0]))
             assert restored is not None and restored.step == OLDER
-            save_restore.save(
-                manager, NEWER, STATES[NEWER], Position(NEWER, 2, 3), None
-            )
+            manager.save(NEWER, STATES[NEWER], Position(NEWER, 2, 3), None)
         aside = sorted((copied / "checkpoints").glob(f"{NEWER}.damaged-*"))
         assert len(aside) == again
         assert resume(copied).step == NEWER

@@ -25,9 +25,8 @@ from tests.faults.test_corruption import STATES, make_state
 from tests.support.processes import LIMIT_SECONDS, exact
 from tests.support.refusal import refused
 from tests.support.rights import public_folder, without_rights
-from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import Checkpoints, open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.checkpoint.save_restore import Checkpoints
 from txl_jax.data.streams import Position
 from txl_jax.report.log import MetricsLog
 from txl_jax.runtime import storage
@@ -77,7 +76,7 @@ def lost_disk(folder: Path) -> Iterator[None]:
 def save(manager: Checkpoints, step: int) -> None:
     with manager.attempt(step):
         position = Position(step, 2, 3)
-        save_restore.save(manager, step, make_state(step), position, None)
+        manager.save(step, make_state(step), position, None)
 
 
 def settle(manager: Checkpoints) -> None:
@@ -89,7 +88,7 @@ def settle(manager: Checkpoints) -> None:
 
 
 def on_disk(manager: Checkpoints) -> list[str]:
-    return sorted(path.name for path in Path(manager.directory).iterdir())
+    return sorted(path.name for path in Path(manager.folder).iterdir())
 
 
 # Faults of the checkpoints' folder, and a part of the line that reports each.
@@ -109,7 +108,7 @@ def test_a_failed_save_is_reported_and_keeps_older_checkpoints(
         workdir = tmp_path
         if trouble == "no rights":
             workdir = stack.enter_context(public_folder())
-        opened = open_checkpoints(workdir, CheckpointConfig(keep=1))
+        opened = Checkpoints(workdir, CheckpointConfig(keep=1))
         manager = stack.enter_context(opened)
         save(manager, 1)
         settle(manager)
@@ -125,11 +124,12 @@ def test_a_failed_save_is_reported_and_keeps_older_checkpoints(
         assert "1" in on_disk(manager) and "2" not in on_disk(manager)
         # The next step is saved, and retention continues.
         save(manager, 3)
-        manager.finish(3)
-        assert on_disk(manager) == ["3"]
-        restored = save_restore.restore(manager, like(STATES[0]))
-    assert restored is not None and restored.step == 3
-    assert_same(restored.state, make_state(3))
+        save(manager, 4)
+        manager.finish(4)
+        assert on_disk(manager) == ["4"]
+        restored = manager.restore(like(STATES[0]))
+    assert restored is not None and restored.step == 4
+    assert_same(restored.state, make_state(4))
 
 
 def test_closing_reports_a_failure_that_was_not_polled(
@@ -138,7 +138,7 @@ def test_closing_reports_a_failure_that_was_not_polled(
     """The first save compiles what the second needs, whose cache has no room."""
     for disk in (contextlib.nullcontext(), full_disk()):
         shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
-        with disk, open_checkpoints(tmp_path, CheckpointConfig()) as manager:
+        with disk, Checkpoints(tmp_path, CheckpointConfig()) as manager:
             save(manager, 2)
     assert "CHECKPOINT 2 COULD NOT BE SAVED" in capfd.readouterr().err
 
@@ -157,14 +157,14 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Is full from the checkpoint or the metrics of one step to the next metrics."""
     full = contextlib.ExitStack()
     disk = SimpleNamespace(checkpoint=-1, metrics=-1, repair=full.close)
-    save, sync = save_restore.save, MetricsLog.sync
+    save, sync = Checkpoints.save, MetricsLog.sync
 
     def save_faulty(manager: Checkpoints, step: int, *rest: Any) -> None:
         if step == disk.checkpoint:
             manager.wait()
             full.enter_context(full_disk(40_000))
         save(manager, step, *rest)
-        while step == disk.checkpoint and manager.orbax.is_saving_in_progress():
+        while step == disk.checkpoint and manager._open().is_saving_in_progress():
             time.sleep(0.01)
 
     def sync_faulty(log: Any, *args: Any, **options: Any) -> None:
@@ -174,7 +174,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
             full.enter_context(full_disk(log.file.tell() + 50))
         sync(log, *args, **options)
 
-    monkeypatch.setattr(save_restore, "save", save_faulty)
+    monkeypatch.setattr(Checkpoints, "save", save_faulty)
     monkeypatch.setattr(MetricsLog, "sync", sync_faulty)
     with full:
         yield disk

@@ -16,7 +16,6 @@ from tests.support import processes
 from tests.support.processes import LIMIT_SECONDS, Processes
 from tests.support.trained import Home, home, own_home
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.cli.draw_samples import print_first
 from txl_jax.cli.modes import check_finite, machine_errors
 from txl_jax.errors import BadNumbers, UserError, device_error
@@ -182,14 +181,12 @@ def test_a_nonfinite_result_is_an_error(value: float) -> None:
 @pytest.mark.parametrize("mode", ["evaluate", "score", "generate", "export"])
 def test_nonfinite_weights_are_refused(own_home: Home, mode: str) -> None:
     step, name = 61, "layers/feed_forward/out/bias"
-    with open_checkpoints(own_home.run, read_only=True) as manager:
-        saved = step in manager.steps()
-    if not saved:
+    if step not in save_restore.list_steps(own_home.run / "checkpoints"):
         params = load(own_home.run).params
         bias = params["layers"]["feed_forward"]["out"]["bias"]
         params["layers"]["feed_forward"]["out"]["bias"] = bias.at[1, 3].set(jnp.nan)
-        with open_checkpoints(own_home.run) as manager:
-            save_restore.save_items(manager, step, {"params": params})
+        with save_restore.Checkpoints(own_home.run) as manager:
+            manager.save_items(step, {"params": params})
             manager.finish(step)
     done = own_home.read(mode, f"--config.eval.checkpoint={step}")
     assert (done.status, done.out) == (76, "")

@@ -157,7 +157,7 @@ evaluate layers                           | give the config of the run that
 run run_other                             | another version of corpus 'text'
 evaluate words_flipped                    | vocab.json is not a vocabulary
 run manifests                             | restore one from a backup, or
-evaluate manifests                        | is damaged: restore one from a
+evaluate manifests                        | is damaged (its manifest
 evaluate arrays --checkpoint=60           | checkpoint 60 is damaged (item params
 evaluate checkpoints_gone                 | train there first, or give the
 run imported                              | {home}/imported holds an imported mo

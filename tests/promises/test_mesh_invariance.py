@@ -15,7 +15,6 @@ import pytest
 
 from tests.support import tiny
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config
@@ -180,11 +179,11 @@ def test_checkpoints_move_between_meshes(
     state, position, losses = run.train(run.init(), Position(), 2)
     step = 2
     for sizes, updates in (((1, 1, 1), 1), (last, 2)):
-        with closing(open_checkpoints(tmp_path, every)) as manager:
-            save_restore.save(manager, step, state, position, None)
+        with closing(save_restore.Checkpoints(tmp_path, every)) as manager:
+            manager.save(step, state, position, None)
         run = make_run(sizes, config)
-        with closing(open_checkpoints(tmp_path, every, read_only=True)) as manager:
-            restored = save_restore.restore(manager, run.like)
+        with closing(save_restore.Checkpoints(tmp_path, every)) as manager:
+            restored = manager.restore(run.like)
         assert restored is not None
         tiny.assert_equal(numbers(restored.state), numbers(state))
         assert restored.position == position != Position()

@@ -12,7 +12,6 @@ from tests.support import tiny
 from tests.support.refusal import refusal
 from txl_jax import config as configs
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manager import open_checkpoints
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.streams import Position
@@ -49,12 +48,12 @@ def write_run(
     config = Config(model=model, optim=OptimConfig(asgd_from=asgd_from), mesh=mesh)
     configs.save_json(config, workdir / "config.json")
     vocabulary.save(VOCAB, workdir / "vocab.json")
-    with open_checkpoints(workdir) as manager:
+    with save_restore.Checkpoints(workdir) as manager:
         for number, step in enumerate((BEST, NEWEST), start=1):
             items = {"params": PARAMS[number]}
             if asgd_from:
                 items["average"] = PARAMS[number + 2]
-            save_restore.save_items(manager, step, items, Position(), float(step))
+            manager.save_items(step, items, Position(), float(step))
     return workdir
 
 

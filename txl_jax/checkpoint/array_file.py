@@ -13,8 +13,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from txl_jax.checkpoint.array_checksum import Tree, named_leaves
-from txl_jax.checkpoint.manifest import Damaged
+from txl_jax.checkpoint.manifest import Damaged, Tree, named_leaves
 from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE

@@ -1,11 +1,9 @@
-"""Options of checkpoints: the interval, retention, and the names of checkpoints."""
+"""Options of checkpoints: the interval, how many are kept, and their names."""
 
 import dataclasses
 
 from txl_jax.errors import UserError
 from txl_jax.fields import at_least, check, field
-
-NAMES = ("best", "latest")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +22,8 @@ class CheckpointConfig:
         check(self, "checkpoint")
 
 
-def check_which(which: str, field: str) -> None:
-    """Raises UserError for a name that no checkpoint can have."""
+def check_which(which: str, name: str) -> None:
+    """Constrains a field that selects a checkpoint."""
     is_step = which.isdecimal() and len(which) < 20
-    if which not in NAMES and not is_step:
-        raise UserError(f"{field} = {which[:80]!r} is neither best, latest nor a step")
+    if which not in ("best", "latest") and not is_step:
+        raise UserError(f"{name} = {which[:80]!r} is neither best, latest nor a step")

@@ -6,19 +6,27 @@ Position of the first batch that the state has not consumed. Orbax commits them
 together: it renames a folder, or on gs:// writes a commit file last.
 """
 
+import contextlib
 import dataclasses
+import functools
+import glob
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from jax import Array
+from etils import epath
+from orbax.checkpoint import checkpoint_managers, type_handlers
 
 from txl_jax.checkpoint import manifest as manifests
-from txl_jax.checkpoint.array_checksum import Leaf, Tree, checksums, named_leaves
-from txl_jax.checkpoint.manager import Checkpoints
-from txl_jax.checkpoint.manifest import Damaged, Imported, Items, Manifest
+from txl_jax.checkpoint.manifest import Damaged, Imported, Items, Manifest, Tree
+from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.model.initializers import Params
@@ -27,40 +35,13 @@ from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, storage
 from txl_jax.update.state import Average, Program, TrainState
 
-
-def save(
-    manager: Checkpoints,
-    step: int,
-    state: TrainState,
-    position: Position,
-    valid_nll_nats: float | None,
-) -> None:
-    """Starts to save a run at `step`; the arrays are copied before this returns.
-
-    valid_nll_nats ranks the checkpoint; None = not validated. A step that was saved
-    before its validation only gets the loss. Raises OSError or ValueError if saving
-    cannot start; `Checkpoints.poll` reports later failures.
-    """
-    if step in manager.steps():
-        return manager.add_loss(step, valid_nll_nats)
-    save_items(manager, step, _items(state), position, valid_nll_nats)
-
-
-def save_items(
-    manager: Checkpoints,
-    step: int,
-    items: Items,
-    position: Position | None = None,
-    valid_nll_nats: float | None = None,
-) -> None:
-    """Starts to save pytrees by item name: {"params": params} for a model alone."""
-    manager.wait()
-    manifest = Manifest(step, position, valid_nll_nats, checksums(items))
-    args: dict[str, ocp.args.CheckpointArgs] = {
-        name: ocp.args.StandardSave(tree) for name, tree in items.items()
-    }
-    args[manifests.ITEM] = ocp.args.JsonSave(manifest.to_json())
-    manager.start(manifest, ocp.args.Composite(**args))
+ITEMS = ("params", "average", "training", manifests.ITEM)
+COMMITTED = "commit_success.txt"  # on gs://, orbax's name of the file written last
+TRASH = "deleted"  # a checkpoint is moved here before its files are removed
+LIMIT_SECONDS = 1200  # of a save, also of waiting for a process that has failed
+SLICE_BYTES = 2**20  # a copy of an array is written in parts, each compiled, of no less
+LISTINGS = 60  # one a second: a network disk may list old files for a while
+DEFAULT = CheckpointConfig()
 
 
 class Snapshot(NamedTuple):
@@ -71,46 +52,290 @@ class Snapshot(NamedTuple):
     position: Position
 
 
-def restore(manager: Checkpoints, like: TrainState) -> Snapshot | None:
-    """Returns the newest undamaged checkpoint, or None if there is no checkpoint.
+def errors() -> tuple[type[Exception], ...]:
+    """Returns the errors of a save after which a run continues."""
+    return ValueError, *storage.errors()  # TensorStore raises ValueError
 
-    `like` holds the shapes, dtypes and shardings of the result. Newer checkpoints that
-    are damaged are renamed, so that their steps can be saved again, and surplus ones,
-    which a killed process left, are deleted. Raises UserError if every checkpoint is
-    damaged (and renames none), or one has another model or only parameters.
+
+@functools.cache
+def prepare_orbax() -> None:
+    """Sets how arrays are written, and mutes operations that a failure has abandoned.
+
+    Each of these would print a traceback when it is garbage-collected.
     """
-    manager.poll(wait=True)
-    damaged: dict[int, str] = {}
-    for step in reversed(manager.steps()):
+    handler = type_handlers.ArrayHandler(
+        min_slice_bytes_for_replica_parallel=SLICE_BYTES
+    )
+    type_handlers.register_type_handler(jax.Array, handler, override=True)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    show = sys.unraisablehook
+
+    def show_others(unraisable: "sys.UnraisableHookArgs") -> None:
+        code = getattr(unraisable.object, "cr_code", None)
+        is_orbax = code is not None and "orbax" in code.co_filename
+        if not is_orbax and str(unraisable.exc_value) != "Event loop is closed":
+            show(unraisable)
+
+    sys.unraisablehook = show_others
+
+
+class Manager(ocp.CheckpointManager):
+    """Orbax's manager, without its use of jax's preemption service."""
+
+    def reached_preemption(self, step: int) -> bool:
+        """Returns False: orbax would ask jax with other step numbers than the loop."""
+        return False
+
+
+class Best:
+    """Preserves the best checkpoint of some manifests: a `PreservationPolicy` of orbax.
+
+    Orbax's own `BestN` needs a file for the loss besides the manifest, and if that file
+    is damaged, the folder cannot be opened.
+    """
+
+    def __init__(self, saved: Mapping[int, Manifest]):
+        self.saved = saved
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
+        *,
+        context: checkpoint_managers.PreservationContext,
+    ) -> list[bool]:
+        """Returns which checkpoints to keep."""
+        steps = [info.step for info in checkpoints]
+        best = manifests.best(self.saved[step] for step in steps if step in self.saved)
+        return [step == best for step in steps]
+
+
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
+    """The checkpoints of a run, of which the newest `keep` and the best one are kept.
+
+    A save that fails is reported and does not end the run. Close it, or use it in
+    `with`.
+    """
+
+    def __init__(self, workdir: Path, options: CheckpointConfig = DEFAULT):
+        self.folder = find_folder(workdir)
+        self.keep = options.keep
+        self.remote = storage.is_remote(self.folder)
+        self.manifests, _ = read_manifests(self.folder)
+        self.saving: int | None = None  # the step that is being written
+        self.failed: list[int] = []  # steps that could not be saved
+        self.reason = ""  # the error of the last one
+        self._orbax: Manager | None = None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> Manager:
+        """Opens orbax's manager, which removes what a killed run has left."""
+        if self._orbax is None:
+            prepare_orbax()
+            policies = [checkpoint_managers.LatestN(self.keep), Best(self.manifests)]
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+                # Threads of a failed save may still write; `_drop` allows for that.
+                cleanup_tmp_directories=self.remote or not self.failed,
+                todelete_subdir=TRASH,  # a rename is atomic; ignored on gs://
+                # Folders are made at once, so that `save` reports a failure.
+                async_options=ocp.AsyncOptions(
+                    timeout_secs=LIMIT_SECONDS, create_directories_asynchronously=False
+                ),
+            )
+            self._orbax = Manager(self.folder, item_names=ITEMS, options=options)
+        return self._orbax
+
+    def _drop(self) -> None:
+        """Closes orbax's manager, as after a failed save, and removes partial files."""
+        if self._orbax:
+            for close in (self._orbax.wait_until_finished, self._orbax.close):
+                with contextlib.suppress(jax.errors.JaxRuntimeError, *errors()):
+                    close()
+        self._orbax = None
+        if self.failed and not self.remote and distributed.is_first():
+            for path in self.folder.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def validated(self, step: int) -> bool:
+        """Returns whether a checkpoint was saved with its validation loss."""
+        return step in self.manifests and self.manifests[step].valid_nll is not None
+
+    def save(
+        self, step: int, state: TrainState, position: Position, valid_nll: float | None
+    ) -> None:
+        """Starts to save a run at `step`; the arrays are copied before this returns.
+
+        valid_nll, in nats, ranks the checkpoint; None = not validated. A step that was
+        saved before its validation only gets the loss. Raises one of `errors` if saving
+        cannot start; `poll` and `wait` report later failures.
+        """
+        if step not in self.manifests:
+            return self.save_items(step, _items(state), position, valid_nll)
+        self.wait()
+        if valid_nll is not None:
+            saved = dataclasses.replace(self.manifests[step], valid_nll=valid_nll)
+            self.manifests[step] = saved
+            with distributed.together(*errors()):
+                if distributed.is_first():
+                    manifests.write(self.folder / str(step), saved)
+
+    def save_items(
+        self,
+        step: int,
+        items: Items,
+        position: Position | None = None,
+        valid_nll: float | None = None,
+    ) -> None:
+        """Starts to save pytrees by item name: {"params": params} for a model alone."""
+        self.wait()
+        if self.failed:
+            self._drop()
+        saved = Manifest(step, position, valid_nll, manifests.checksums(items))
+        self.manifests[step] = saved  # `Best` reads it
+        args: dict[str, ocp.args.CheckpointArgs] = {
+            name: ocp.args.StandardSave(tree) for name, tree in items.items()
+        }
+        args[manifests.ITEM] = ocp.args.JsonSave(saved.to_json())
+        with distributed.together(*errors()):  # the others would wait in `save`
+            if distributed.is_first() and not self.remote:
+                (self.folder / TRASH).mkdir(parents=True, exist_ok=True)
+        if not self._open().save(step, args=ocp.args.Composite(**args)):
+            raise ValueError("there is a newer checkpoint")
+        self.saving = step
+
+    @contextlib.contextmanager
+    def attempt(self, step: int) -> Iterator[None]:
+        """Reports an error of a save, and lets the run continue."""
         try:
-            with waiting(f"reading checkpoint {step} of {manager.directory}"):
-                restored = _restore(manager, step, like)
-        except Damaged as error:
-            say(f"{error}: TRYING AN OLDER ONE")
-            damaged[step] = str(error)
-            continue
-        manager.set_aside(list(damaged))
-        manager.trim()
-        return restored
-    if damaged:
+            yield
+        except (jax.errors.JaxRuntimeError, *errors()) as error:
+            cause: BaseException = error
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise  # a fault of a device, or a lost process
+                cause = error.__context__ or error  # orbax waited for another process
+            if self.saving not in (None, step):  # an earlier save, which may succeed
+                self.wait()
+            self.failed.append(step)
+            self.reason = storage.one_line(cause)
+            self.manifests.pop(step, None)
+            self.saving = None
+            self._drop()
+            say(
+                f"CHECKPOINT {step} COULD NOT BE SAVED ({self.reason}): training "
+                f"continues, the newest checkpoint is {max(self.manifests, default=0)}"
+            )
+
+    def poll(self, wait: bool = False) -> None:
+        """Completes the pending save if it is done; cheap enough for every update.
+
+        Reports a failure, which orbax would raise in the next save.
+        """
+        step = self.saving
+        if step is None or (self._open().is_saving_in_progress() and not wait):
+            return
+        with self.attempt(step):
+            try:
+                self._open().wait_until_finished()
+            except errors() as error:
+                if step not in list_steps(self.folder):
+                    raise
+                reason = storage.one_line(error)
+                say(f"an old checkpoint could not be deleted ({reason})")
+        self.saving = None
+        if distributed.is_first() and not self.remote:
+            shutil.rmtree(self.folder / TRASH, ignore_errors=True)
+
+    def wait(self) -> None:
+        """Waits for the pending save; must precede the next one."""
+        self.poll(wait=True)
+
+    def finish(self, step: int) -> None:
+        """Waits for the last save; raises UserError if `step` is not saved."""
+        self.wait()
+        newest = max(self.manifests, default=0)
+        if step in self.failed and newest != step:
+            raise UserError(
+                f"the last checkpoint, of update {step}, could not be saved in "
+                f"{self.folder} ({self.reason}): fix this and run the same command "
+                f"again; it continues from update {newest}"
+            )
+
+    def close(self) -> None:
+        """Waits for the pending save, reports it if it fails, and ends the threads."""
+        self.wait()
+        self._drop()
+
+    def restore(self, like: TrainState) -> Snapshot | None:
+        """Returns the newest undamaged checkpoint, or None if there is no checkpoint.
+
+        `like` holds the shapes, dtypes and shardings of the result. Newer checkpoints
+        that are damaged are renamed, so that their steps can be saved again. Raises
+        UserError if every checkpoint is damaged (and renames none), or one has another
+        model or only parameters.
+        """
+        self.wait()
+        damaged: dict[int, str] = {}
+        for step in reversed(self._agreed_steps()):
+            try:
+                with waiting(f"reading checkpoint {step} of {self.folder}"):
+                    snapshot = read_snapshot(self.folder, step, like)
+            except Damaged as error:
+                say(f"{error}: TRYING AN OLDER ONE")
+                damaged[step] = str(error)
+                continue
+            self._set_aside(list(damaged))
+            return snapshot
+        if damaged:
+            raise UserError(
+                f"no checkpoint in {self.folder} can be restored: "
+                f"{'; '.join(damaged.values())}; restore one from a backup, or give "
+                "another --workdir to start from scratch (nothing was deleted)"
+            )
+        return None
+
+    def _agreed_steps(self) -> list[int]:
+        """Lists the checkpoints until all processes see the same ones.
+
+        Raises UserError if the processes do not share the folder.
+        """
+        for _ in range(LISTINGS):
+            steps = list_steps(self.folder)
+            if not distributed.differing({"steps": steps}):
+                return steps
+            time.sleep(1)
         raise UserError(
-            f"no checkpoint in {manager.directory} can be restored: "
-            f"{'; '.join(damaged.values())}; restore one from a backup, or give "
-            "another --workdir to start from scratch (nothing was deleted)"
+            f"the processes see different checkpoints in {self.folder}: give a "
+            "--workdir on a disk that all of them share, or on gs://"
         )
-    return None
+
+    def _set_aside(self, steps: list[int]) -> None:
+        """Renames damaged checkpoints, so that orbax neither lists nor deletes them."""
+        for step in steps if distributed.is_first() else ():
+            folder, number = self.folder / str(step), 1
+            while (aside := folder.with_name(f"{step}.damaged-{number}")).exists():
+                number += 1
+            folder.rename(aside)
+            say(f"checkpoint {step} is set aside as {aside}")
+        distributed.wait_for_all()
+        for step in steps:
+            self.manifests.pop(step, None)
+        self._drop()
 
 
 def restore_or_init(
-    manager: Checkpoints, workdir: Path, program: Program, params: Params | None
+    checkpoints: Checkpoints, workdir: Path, program: Program, params: Params | None
 ) -> Snapshot:
     """Returns the newest checkpoint, or the state of a fresh run.
 
-    params: the fresh run's parameters; None = random ones. For errors, see `restore`.
+    params: the fresh run's parameters; None = random ones. For errors, see
+    `Checkpoints.restore`.
     """
     like = abstract(jax.eval_shape(program.init), program.shardings)
-    if resumed := restore(manager, like):
-        say(f"resumed at update {resumed.step} from {manager.directory}")
+    if resumed := checkpoints.restore(like):
+        say(f"resumed at update {resumed.step} from {checkpoints.folder}")
         return resumed
     say(f"fresh run in {workdir}")
     with waiting("compiling and computing the initial parameters"):
@@ -120,13 +345,94 @@ def restore_or_init(
     return Snapshot(0, state, Position())
 
 
-def _restore(manager: Checkpoints, step: int, like: TrainState) -> Snapshot:
-    manifest = manager.read_manifest(step)
+def find_folder(workdir: Path) -> Path:
+    """Returns the folder of a run's checkpoints; raises UserError for [ * ? in it."""
+    folder = storage.absolute(workdir / "checkpoints")
+    if glob.has_magic(str(folder)):  # orbax would not find what it has saved
+        where = f"--workdir={str(folder.parent)!r}"
+        raise UserError(f"{where} has one of [ * ? in its path: give another")
+    return folder
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Returns the steps that have a complete checkpoint, in order."""
+    if not folder.is_dir():
+        return []
+    paths = [path for path in folder.iterdir() if path.name.isdecimal()]
+    if storage.is_remote(folder):
+        paths = [path for path in paths if (path / COMMITTED).exists()]
+    return sorted(int(path.name) for path in paths)
+
+
+def read_manifests(folder: Path) -> tuple[dict[int, Manifest], dict[int, Damaged]]:
+    """Returns the manifests of complete checkpoints by step, and those damaged."""
+    found: dict[int, Manifest] = {}
+    damaged: dict[int, Damaged] = {}
+    for step in list_steps(folder):
+        try:
+            found[step] = manifests.read(folder / str(step), step)
+        except Damaged as error:
+            damaged[step] = error
+    return found, damaged
+
+
+def find(folder: Path, which: str) -> int:
+    """Returns the step of `which`, a value of eval.checkpoint.
+
+    If no step was validated, the newest is the best. Raises UserError if there is no
+    such checkpoint.
+    """
+    steps = list_steps(folder)
+    if not steps:
+        raise UserError(
+            f"no checkpoint in {folder}: train there first, or give the --workdir of a "
+            "trained run"
+        )
+    if which == "best":
+        saved, damaged = read_manifests(folder)
+        for error in damaged.values():
+            if not saved:
+                raise error
+            say(f"{error}: using the best of the others")
+        best = manifests.best(saved.values())
+        return max(saved) if best is None else best
+    step = steps[-1] if which == "latest" else int(which)
+    if step not in steps:
+        raise UserError(
+            f"eval.checkpoint = {which!r} is not a checkpoint in {folder}: "
+            f"give best, latest or one of {', '.join(map(str, steps))}"
+        )
+    return step
+
+
+def restore_params(workdir: Path, which: str, like: Params) -> tuple[Params, int]:
+    """Returns (params, step) of the checkpoint `which`, a value of eval.checkpoint.
+
+    The parameters of a run that averages are their average. Raises UserError if there
+    is no such checkpoint, Damaged if it is damaged.
+    """
+    folder = find_folder(workdir)
+    step = find(folder, which)
+    manifest = manifests.read(folder / str(step), step)
+    has_average = any(name.startswith("average/") for name in manifest.arrays)
+    item = "average" if has_average else "params"
+    return _read(folder, manifest, {item: like})[item], step
+
+
+def read_snapshot(folder: Path, step: int, like: TrainState) -> Snapshot:
+    """Returns a run at a step, verified; for errors, see `Checkpoints.restore`."""
+    manifest = manifests.read(folder / str(step), step)
     if manifest.position is None:
-        raise Imported(manager.directory.parent)
-    items = _read(manager, manifest, _items(like))
+        raise Imported(folder.parent)
+    items = _read(folder, manifest, _items(like))
     training = items["training"]
-    training["memory"] = _with_empty(training["memory"], like.memory)
+    training["memory"] = jax.tree.map(
+        lambda x, saved: (
+            saved if x.size else jnp.zeros(x.shape, x.dtype, device=x.sharding)
+        ),
+        like.memory,
+        training["memory"],
+    )
     training["rng"] = jax.random.wrap_key_data(training["rng"])
     if like.average:
         training["average"] = Average(items["average"], training.pop("averaged"))
@@ -134,50 +440,37 @@ def _restore(manager: Checkpoints, step: int, like: TrainState) -> Snapshot:
     return Snapshot(step, state, manifest.position)
 
 
-def restore_params(
-    manager: Checkpoints, which: str, like: Params
-) -> tuple[Params, int]:
-    """Returns (params, step) of the checkpoint `which`, a value of eval.checkpoint.
-
-    The parameters of a run that averages are their average. Raises UserError if there
-    is no such checkpoint, Damaged if it is damaged.
-    """
-    manager.poll(wait=True)
-    step = manager.find(which)
-    manifest = manager.read_manifest(step)
-    has_average = any(name.startswith("average/") for name in manifest.arrays)
-    item = "average" if has_average else "params"
-    return _read(manager, manifest, {item: like})[item], step
-
-
-def _read(manager: Checkpoints, manifest: Manifest, like: Items) -> Items:
+def _read(folder: Path, manifest: Manifest, like: Items) -> Items:
     """Returns the items in `like` of a checkpoint, verified.
 
     Raises Damaged, or UserError if they have another model or may not be read.
     """
     manifests.check_arrays(manifest, like)
-    items = {}
-    for item, tree in like.items():  # one by one, so that an error has the item's name
-        args = ocp.args.Composite(**{item: ocp.args.StandardRestore(tree)})
-        reason = ""
-        try:
-            items[item] = manager.orbax.restore(manifest.step, args=args)[item]
-        except (jax.errors.JaxRuntimeError, MemoryError):
-            raise  # a fault of the device or the host
-        except Exception as error:  # orbax raises many types for a damaged folder
-            reason = storage.one_line(error)
-        if distributed.anywhere(bool(reason)):
-            if any(word in reason for word in storage.UNREACHABLE):
-                raise UserError(f"cannot read checkpoint {manifest.step} ({reason})")
-            reason = reason or "reported by another process"
-            raise Damaged(manifest.step, f"item {item}, {reason}")
+    prepare_orbax()
+    items: Items = {}
+    with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+        for item, tree in like.items():  # one by one, so that an error names the item
+            path, reason = epath.Path(folder / str(manifest.step) / item), ""
+            try:
+                items[item] = handler.restore(path, args=ocp.args.StandardRestore(tree))
+            except (jax.errors.JaxRuntimeError, MemoryError):
+                raise  # a fault of the device or the host
+            except Exception as error:  # orbax raises many types for a damaged folder
+                reason = storage.one_line(error)
+            if distributed.anywhere(bool(reason)):
+                if any(word in reason for word in storage.UNREACHABLE):
+                    raise UserError(
+                        f"cannot read checkpoint {manifest.step} ({reason})"
+                    )
+                reason = reason or "reported by another process"
+                raise Damaged(manifest.step, f"item {item}, {reason}")
     manifests.verify(manifest, items)
     return items
 
 
 def shapes(params: Params) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of parameters by names like "layers/attention/q"."""
-    return {name: tuple(leaf.shape) for name, leaf in named_leaves(params)}
+    return {name: tuple(leaf.shape) for name, leaf in manifests.named_leaves(params)}
 
 
 def abstract(arrays: Tree, shardings: Tree) -> Tree:
@@ -194,30 +487,16 @@ def _items(state: TrainState) -> Items:
     names = [field.name for field in dataclasses.fields(state)]
     own_items = ("params", "average")
     training = {name: getattr(state, name) for name in names if name not in own_items}
-    training["rng"] = _key_data(state.rng)
+    key = state.rng  # orbax stores a key only with one more file
+    if isinstance(key, jax.ShapeDtypeStruct):
+        data = jax.eval_shape(jax.random.key_data, key).update(sharding=key.sharding)
+    else:
+        data = jax.random.key_data(key)
+    training["rng"] = data
     # Orbax refuses arrays of size 0, such as the memory of a model with mem_len = 0.
     training["memory"] = jax.tree.map(lambda x: x if x.size else None, state.memory)
     items = {"params": state.params, "training": training}
-    if state.average:  # an item with the structure of params, to be read in its place
+    if state.average:  # an item with the structure of params, to be read instead
         items["average"] = state.average.params
         training["averaged"] = state.average.count
     return items
-
-
-def _key_data(key: Leaf) -> Leaf:
-    """Returns the numbers of a random key: orbax stores no key without a file more."""
-    if isinstance(key, jax.ShapeDtypeStruct):
-        data: jax.ShapeDtypeStruct = jax.eval_shape(jax.random.key_data, key)
-        return data.update(sharding=key.sharding)
-    return jax.random.key_data(key)
-
-
-def _with_empty(tree: Tree, like: Tree) -> Tree:
-    """Returns the tree with arrays of size 0 where `_items` put None."""
-
-    def fill(expected: jax.ShapeDtypeStruct, restored: Array | None) -> Array:
-        if restored is not None:
-            return restored
-        return jnp.zeros(expected.shape, expected.dtype, device=expected.sharding)
-
-    return jax.tree.map(fill, like, tree)

@@ -12,8 +12,7 @@ from ml_collections import ConfigDict
 
 from txl_jax import config, metrics
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.array_checksum import first_nonfinite
-from txl_jax.checkpoint.manager import open_checkpoints
+from txl_jax.checkpoint.manifest import first_nonfinite
 from txl_jax.config import Config
 from txl_jax.convert import formats, release, stablehlo
 from txl_jax.convert.formats import Source
@@ -71,9 +70,9 @@ def import_model(
     run[IMPORTED] = origin | ({"origin": trained} if trained else {})
     with complete_or_absent(workdir) as fresh:
         fresh.mkdir(exist_ok=True)
-        opened = open_checkpoints(fresh, parsed.checkpoint)
+        opened = save_restore.Checkpoints(fresh, parsed.checkpoint)
         with waiting(f"writing {workdir}"), closing(opened) as manager:
-            save_restore.save_items(manager, source.step, {"params": source.params})
+            manager.save_items(source.step, {"params": source.params})
             manager.finish(source.step)
         vocab.save(source.vocab, fresh / folder.VOCAB)
         (fresh / folder.RUN).write_text(json.dumps(run, indent=2) + "\n", "utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from txl_jax.checkpoint.array_checksum import checksums, named_leaves
+from txl_jax.checkpoint.manifest import checksums, named_leaves
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import dynamic

@@ -14,8 +14,7 @@ from flax import traverse_util
 
 from txl_jax.checkpoint import array_file
 from txl_jax.checkpoint import manifest as manifests
-from txl_jax.checkpoint.array_checksum import checksums
-from txl_jax.checkpoint.manifest import Manifest
+from txl_jax.checkpoint.manifest import Manifest, checksums
 from txl_jax.convert.pytorch import Params
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab

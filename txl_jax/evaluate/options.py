@@ -74,7 +74,9 @@ class EvalConfig:
     """How to evaluate; no value is inherited from training."""
 
     split: str = field("test", one_of(SPLITS), help="Split to read.")
-    checkpoint: str = field("best", help="Checkpoint to read: best, latest or a step.")
+    checkpoint: str = field(
+        "best", check_which, help="Checkpoint to read: best, latest or a step."
+    )
     streams: int = field(
         8,
         at_least(1),
@@ -170,7 +172,6 @@ class EvalConfig:
                 f"eval.segments_per_step = {self.segments_per_step} needs a memory: "
                 "set eval.mem_len, or eval.segments_per_step to 1"
             )
-        check_which(self.checkpoint, "eval.checkpoint")
         if self.cold_start and (self.ext_len or self.reset_memory_at != OFF):
             raise UserError(
                 f"eval.sweep = {self.sweep!r} needs a memory that fills and ignores "

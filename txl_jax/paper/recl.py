@@ -24,7 +24,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax import metrics
-from txl_jax.checkpoint.array_checksum import checksums
+from txl_jax.checkpoint.manifest import checksums
 from txl_jax.config import Config, load_json, override, parse
 from txl_jax.data import vocab
 from txl_jax.data.tokens import prepare

@@ -13,9 +13,7 @@ from jax.sharding import Mesh
 
 from txl_jax import config as configs
 from txl_jax.checkpoint import manifest, save_restore
-from txl_jax.checkpoint.array_checksum import first_nonfinite
-from txl_jax.checkpoint.manager import open_checkpoints
-from txl_jax.checkpoint.manifest import Damaged, Imported
+from txl_jax.checkpoint.manifest import Damaged, Imported, first_nonfinite
 from txl_jax.config import Config
 from txl_jax.convert import release as releases
 from txl_jax.convert.release import Release
@@ -34,7 +32,7 @@ from txl_jax.sharding.rules import shardings
 from txl_jax.update.init import abstract_params, init_params
 from txl_jax.workdir.claim import check_same_run
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
-from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, VOCAB, find
+from txl_jax.workdir.folder import CONFIG, VOCAB, find
 from txl_jax.workdir.released import check_config, packaged
 
 RESTORE_VOCAB = "restore it from a backup, or train here again, which rewrites it"
@@ -115,17 +113,11 @@ def load_fitted(
 
 
 def _restore(workdir: Path, which: str, like: Params) -> tuple[Params, int]:
-    with (
-        waiting(f"reading a checkpoint of {workdir}"),
-        open_checkpoints(workdir, read_only=True) as manager,
-    ):
+    with waiting(f"reading a checkpoint of {workdir}"):
         try:
-            return save_restore.restore_params(manager, which, like)
+            return save_restore.restore_params(workdir, which, like)
         except Damaged as error:
-            steps = ", ".join(map(str, manager.steps()))
-            raise UserError(
-                f"{error}: set eval.checkpoint to another step of {steps}"
-            ) from error
+            raise UserError(f"{error}: set eval.checkpoint to another step") from error
 
 
 def like_params(model: ModelConfig, mesh: Mesh) -> Params:
@@ -169,19 +161,19 @@ def has_checkpoint(workdir: Path, like: Params) -> bool:
 
     Raises UserError if every checkpoint is damaged or the newest does not fit `like`.
     """
-    folder = workdir / CHECKPOINTS
-    with open_checkpoints(workdir, read_only=True) as manager:
-        if manager.manifests:
-            newest = manager.manifests[max(manager.manifests)]
-            if newest.position is None:
-                raise Imported(workdir)
-            manifest.check_arrays(newest, {"params": like})
-            return True
-        for error in manager.unreadable.values():
-            raise UserError(
-                f"no checkpoint in {folder} can be restored ({error}): restore one "
-                "from a backup, or give another --workdir to start from scratch"
-            ) from error
+    folder = save_restore.find_folder(workdir)
+    saved, damaged = save_restore.read_manifests(folder)
+    if saved:
+        newest = saved[max(saved)]
+        if newest.position is None:
+            raise Imported(workdir)
+        manifest.check_arrays(newest, {"params": like})
+        return True
+    for error in damaged.values():
+        raise UserError(
+            f"no checkpoint in {folder} can be restored ({error}): restore one "
+            "from a backup, or give another --workdir to start from scratch"
+        ) from error
     return False
 
 
@@ -224,9 +216,8 @@ def _load_fitting(source: Path, config: Config, vocab: Vocab, mesh: Mesh) -> Par
             f"its model differs ({'; '.join(wrong)}): set these fields as in its "
             f"{CONFIG}"
         )
-    with open_checkpoints(source, read_only=True) as manager:
-        like = like_params(saved.model, mesh)
-        params, step = save_restore.restore_params(manager, "best", like)
+    like = like_params(saved.model, mesh)
+    params, step = save_restore.restore_params(source, "best", like)
     but = f", but {'; '.join(changes.values())}" if changes else ""
     say(f"starts from update {step} of {source}, with its model and vocabulary{but}")
     return params

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from txl_jax.checkpoint import array_file
-from txl_jax.checkpoint.array_checksum import checksums, named_leaves
+from txl_jax.checkpoint.manifest import checksums, named_leaves
 from txl_jax.errors import UserError
 from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.memory.protocol import MemoryLike

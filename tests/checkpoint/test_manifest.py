@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from txl_jax.checkpoint.array_checksum import checksums
+from txl_jax.checkpoint.manifest import checksums
 from txl_jax.sharding.mesh import AXES, make_mesh
 from txl_jax.sharding.options import MeshConfig
 
