@@ -5,6 +5,7 @@ The scores are invented: 1, 2, 3, ... Dims: T tokens of a document.
 
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def test_lines_and_tokens(tmp_path: Path) -> None:
     "text, fields, expected",
     [
         ("the cat\n\ndog", {"lines": True}, ["the cat\n", "\n", "<unk>\n"]),
+        ("the\r\nthe\rcat\n", {"lines": True}, ["the\n", "the cat\n"]),
         ('{"s": "the cat"}\n{"s": "cat\\n"}\n', {"field": "s"}, ["the cat\n", "cat\n"]),
     ],
 )
@@ -106,3 +108,16 @@ def test_stdin_and_unknown_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line["text"] == "abba"
     assert score_texts.name_unknown(ByteVocab(), 0) == "nothing is unknown"
     assert score_texts.name_unknown(CharVocab("ab"), 0) == "refused"
+
+
+def test_files_that_cannot_be_scored_are_named(tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text("abba")
+    (tmp_path / "2.txt").write_text("abc")
+    documents = score_texts.read_documents(
+        ScoreConfig(path=str(tmp_path)), CharVocab("ab"), drop=False
+    )
+    with refused("2.txt: character 'c' is not"):
+        list(documents)
+    os.mkfifo(tmp_path / "pipe")
+    with refused("score.path=.* is a pipe or device: give a file"):
+        score_texts.find_files(ScoreConfig(path=str(tmp_path / "pipe")))

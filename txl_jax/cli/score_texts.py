@@ -1,5 +1,6 @@
 """The mode `score`: the nll of the user's own texts, by document, line or token."""
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,7 +56,8 @@ def read_documents(config: ScoreConfig, vocab: Vocab, drop: bool) -> Iterator[Do
     for file in find_files(config):
         data = b"".join(files.read_blocks(file)) if file else files.read_stdin()
         name, lines = str(file or "stdin"), config.lines or config.field
-        for n, text in enumerate(data.splitlines(True) if lines else [data], 1):
+        # bytes.splitlines would also end a line at a lone carriage return.
+        for n, text in enumerate(io.BytesIO(data) if lines else [data], 1):
             where = f"{name}:{n}" if lines else name
             if config.field and not text.strip():
                 continue

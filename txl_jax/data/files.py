@@ -201,7 +201,7 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
         files = _files_below(where, lambda name: name.startswith("."))
         problem = "is a folder without files: add some text"
     elif os.path.exists(where):
-        return [where]
+        files = [where]
     else:
         matches = sorted(glob.glob(str(where), recursive=True))
         files = [Path(match) for match in matches if not os.path.isdir(match)]
@@ -210,6 +210,11 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
             problem = "matches no file: correct the glob, quoted in a shell"
     if not files:
         raise UserError(f"{field}={path!r} {problem}")
+    for file in files:
+        if os.path.exists(file) and not os.path.isfile(file):
+            raise UserError(
+                f"{field}={path!r}: {file} is a pipe or device: give a file"
+            )
     return files
 
 

@@ -76,7 +76,9 @@ class CharVocab:
         """Yields the tokens of a whole split."""
         table = self._table()
         for points in code_points(blocks, name, self.of_bytes):
-            yield self._look_up(points, table)
+            with prefixed(name):
+                tokens = self._look_up(points, table)
+            yield tokens
 
     def _table(self) -> np.ndarray:
         table = np.full(256 if self.of_bytes else 0x110000, -1, np.int32)
