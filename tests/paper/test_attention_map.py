@@ -146,5 +146,5 @@ def test_a_short_split_or_span_and_other_memories_are_refused() -> None:
         with refused(message):
             attention_map.make_maps(loaded, TOKENS)
     for kind in (tiny.COMPRESSED, tiny.TOKENS):
-        with refused(f"model.{next(iter(kind))} = .: attention maps"):
+        with refused(f"model.{next(iter(kind))} = .: --mode=attention supports"):
             attention_map.map_model(tiny.config(**kind), SPAN, 0)

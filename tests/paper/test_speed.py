@@ -129,7 +129,7 @@ def test_flops_of_a_segment_by_hand() -> None:
 
 
 def test_other_memories_are_refused() -> None:
-    with refused("mode speed compares only the paper's memory"):
+    with refused("--mode=speed supports only the paper's memory"):
         config = tiny.config(**tiny.COMPRESSED)
         make_programs(config, EvalConfig(), {}, tiny.one_device())
 

@@ -121,7 +121,6 @@ new mesh.model=8                          | make it a multiple of 8, or lower me
 new mesh.fsdp=8 model.d_model=12          | model.d_model = 12 is not divisible by
 
 new data.vocab=char generate.prompt=😀    | generate.prompt: character '😀' is not
-new model.mem_len=2000000000              | lower model.mem_len, train.batch_size
 new generate.prompt=                      | has no token: give at least one
 new generate.prompt=@{home}/nowhere       | nowhere' does not exist
 

@@ -86,7 +86,7 @@ def test_only_the_command_line_needs_the_measurements_of_the_paper() -> None:
         assert room(name) in ("paper", "cli") or used <= {"paper.options"}, name
     used = imported(MODULES["paper.options"])
     rows = "paper.memory_rows"
-    assert used == {"errors", "fields", rows}
+    assert used == {"errors", "fields", "model.config", rows}
     assert not imported(MODULES[rows])
 
 

@@ -179,10 +179,8 @@ def from_words(
     Unless data.vocab states its kind, it may be characters, as in the paper's code:
     byte values in decimal for enwik8, and characters with _ for the space for text8.
     """
-    if not words:
-        raise UserError("the vocabulary has no words: give another")
-    kind, is_bytes = data.vocab, BYTES.issuperset(words)
-    is_letters = all(len(word) == 1 for word in words)
+    kind, is_bytes = data.vocab, bool(words) and BYTES.issuperset(words)
+    is_letters = bool(words) and all(len(word) == 1 for word in words)
     is_text8 = is_letters and "_" in words and " " not in words
     if kind == FROM_CORPUS:
         kind = "char" if is_bytes or is_text8 else "word"
@@ -192,10 +190,10 @@ def from_words(
         return CharVocab("".join(chr(int(word)) for word in words), of_bytes=True)
     if kind == "byte" and words == list(map(str, range(256))):
         return ByteVocab()
-    if kind != "word":
+    if kind != "word" or not words:
         raise UserError(
-            f"the vocabulary lists words, which are not data.vocab={kind!r}: leave "
-            "data.vocab out, or set data.vocab='word'"
+            f"the vocabulary has {len(words)} words, which are not "
+            f"data.vocab={kind!r}: leave data.vocab out, or set data.vocab='word'"
         )
     guessed = (marks for marks in MARKS if marks.eos in words)
     marks = next(guessed, Lines(""))  # without marks, ends of lines are white space

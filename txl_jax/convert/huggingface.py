@@ -9,7 +9,6 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors
@@ -44,17 +43,22 @@ DEFAULTS: pytorch.Fields = {
     "proj_init_std": 0.01,
 }
 OLD_NAMES = {"n_token": "vocab_size", "tie_weight": "tie_word_embeddings"}
-MODEL_TYPE = "transfo-xl"
 SIZES = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")
 
 
 def from_pretrained(folder: str | Path) -> tuple[ModelConfig, pytorch.Params]:
     """Returns the model of a folder, and its parameters."""
     folder = Path(folder)
-    config = read_json(folder / CONFIG)
-    state = _read_weights(weight_file(folder))
-    with prefixed(folder):
-        return from_state_dict(state, config)
+    config, weights = folder / CONFIG, weight_file(folder)
+    try:
+        with reading(config):
+            fields = json.loads(config.read_text("utf-8-sig"))
+        with reading(weights), prefixed(folder):
+            return from_state_dict(_read_weights(weights), fields)
+    except (*DAMAGE, safetensors.SafetensorError) as error:
+        raise UserError(
+            f"{folder} is damaged, or is no model of transfo-xl: {error!r}"
+        ) from error
 
 
 def weight_file(folder: Path) -> Path:
@@ -65,26 +69,10 @@ def weight_file(folder: Path) -> Path:
     raise UserError(f"{folder} has neither {' nor '.join(WEIGHTS)}")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a file; raises UserError if it is damaged."""
-    try:
-        with reading(path):
-            fields = json.loads(path.read_text("utf-8-sig"))
-        if not isinstance(fields, dict):
-            raise ValueError("it is not an object")
-        return fields
-    except DAMAGE as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from error
-
-
 def _read_weights(path: Path) -> State:
-    if path.suffix != ".safetensors":
-        return arrays(pickle.read(path), path)
-    try:
-        with reading(path):
-            return safetensors.numpy.load_file(path)
-    except (*DAMAGE, safetensors.SafetensorError) as error:
-        raise UserError(f"{path} is damaged or truncated: {error}") from error
+    if path.suffix == ".safetensors":
+        return safetensors.numpy.load_file(path)
+    return arrays(pickle.read(path), path)
 
 
 def from_state_dict(
@@ -92,19 +80,15 @@ def from_state_dict(
 ) -> tuple[ModelConfig, pytorch.Params]:
     """Returns the model of a state dict and the fields of a config.json.
 
-    Arrays that the fields tie are taken from the embedding, as in the library.
+    Arrays that the fields tie are taken from the embedding, as in the library. Raises
+    UserError for arrays that do not fit, and an error of DAMAGE for other fields.
     """
     stated = {OLD_NAMES.get(name, name): value for name, value in config.items()}
-    if (kind := stated.get("model_type", MODEL_TYPE)) != MODEL_TYPE:
-        raise UserError(f"{CONFIG} has model_type = {kind!r}, not {MODEL_TYPE!r}")
     fields = {**DEFAULTS, **stated}
-    try:
-        scales = ("layer_norm_epsilon", "init_std", "proj_init_std")
-        numbers = {name: float(fields[name]) for name in scales}
-        family = functools.partial(families.huggingface, **numbers)
-        model, params = pytorch.from_fields(_rename(state, fields), fields, family)
-    except DAMAGE as error:
-        raise UserError(f"a field of {CONFIG} has a wrong type: {error}") from error
+    scales = ("layer_norm_epsilon", "init_std", "proj_init_std")
+    numbers = {name: float(fields[name]) for name in scales}
+    family = functools.partial(families.huggingface, **numbers)
+    model, params = pytorch.from_fields(_rename(state, fields), fields, family)
     sizes = {name: getattr(model, name) for name in SIZES}
     sizes["d_embed"] = model.embed_size
     if model.cutoffs:

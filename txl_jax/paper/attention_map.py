@@ -34,6 +34,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
+from txl_jax.paper.options import refuse_memories
 from txl_jax.report.log import Json
 from txl_jax.workdir.load import Loaded
 
@@ -123,12 +124,7 @@ def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
     """Returns the model with a memory that shows every token exactly `span` tokens."""
     if span < 2:
         raise UserError(f"eval.mem_len = {span}: attention maps need at least 2 tokens")
-    for name in ("compressed_len", "memory_tokens"):
-        if value := getattr(config, name):
-            raise UserError(
-                f"model.{name} = {value}: attention maps are over distances between "
-                "tokens of the text, and this memory has others"
-            )
+    refuse_memories(config, "attention", "compressed_len", "memory_tokens")
     return dataclasses.replace(
         config,
         mem_len=span,

@@ -41,6 +41,7 @@ from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.positions import distances
 from txl_jax.model.txl import TransformerXL
+from txl_jax.paper.options import refuse_memories
 from txl_jax.report.log import Json, say
 from txl_jax.report.plots import empty, save
 from txl_jax.sharding.mesh import make_mesh
@@ -236,12 +237,9 @@ def make_programs(
     model_config: ModelConfig, config: EvalConfig, params: Params, mesh: Mesh
 ) -> dict[str, Program]:
     """Compiles the three ways over a random text, with W = config.mem_len."""
-    for name in ("compressed_len", "memory_tokens", "retrieval_len"):
-        if value := getattr(model_config, name):
-            raise UserError(
-                f"model.{name} = {value}: mode speed compares only the paper's memory "
-                "with sliding windows"
-            )
+    refuse_memories(
+        model_config, "speed", "compressed_len", "memory_tokens", "retrieval_len"
+    )
     B, L, W = config.streams, config.tgt_len, config.mem_len
     filling = -(-W // L)  # segments that fill the memory
     width = (filling + ROUNDS * SEGMENTS) * L
