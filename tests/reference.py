@@ -45,7 +45,6 @@ class Settings:
     pre_lnorm: bool = False
     layer_norm_epsilon: float = 1e-5
     position: str = "transformer_xl"
-    max_distance: int = 128
     feed_forward: str = "relu"
     cutoffs: tuple[int, ...] = ()
 
@@ -280,12 +279,11 @@ def four_terms(
     """
     K, H = len(context_KD), attention["q"].shape[0]
     where = settings.position, attention, w_HA, settings.clamp_len
-    limit = settings.max_distance
     epsilon = settings.layer_norm_epsilon
     terms_4HLK = np.full((4, H, n_query, K), np.nan)
     for h in range(H):
         Wq, Wk = attention["q"][h], attention["k"][h]
-        near = [at_distance(*where, limit, distance, h) for distance in range(K)]
+        near = [at_distance(*where, distance, h) for distance in range(K)]
         for i in range(K - n_query, K):
             for j in range(i + 1):
                 E_i, E_j, (r_ij, bias_ij) = context_KD[i], context_KD[j], near[i - j]

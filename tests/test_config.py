@@ -110,12 +110,9 @@ model.position=sinusoidal           | model.position | set mem_len to 0
 model.position=shaw                 | model.position | n_position | need a table of
 model.position=none model.untie_r=true | model.untie_r has no effect | none
 model.gate=gru                      | model.gate = "gru" needs model.pre_lnorm=true
-model.position=t5 model.max_distance=16 | model.max_distance = 16 | model.n_bucket = 32
-model.retrieval_layer=1            | model.retrieval_layer = 1 | set model.retrieval_len
 model.retrieval_len=16              | model.retrieval_top_k = 32 must be at most | = 16
 model.retrieval_len=64 model.mem_len=0 | model.retrieval_len = 64 | set mem_len above 0
 model.recurrence=same model.mem_len=0 | model.recurrence = "same" | mem_len above 0
-model.n_bucket=8                    | model.n_bucket and model.max_distance | no effect
 model.position=rotary model.d_head=3 | model.d_head = 3 | rotates pairs
 eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false
 model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | a rate
@@ -149,7 +146,6 @@ model.recurrence=same mesh.segments=2 | mesh.segments = 2 | set mesh.segments to
 train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to 0
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0
-optim.betas=0.9,1                   | optim.betas = (0.9, 1.0)
 optim.schedule=constant optim.min_lr_ratio=1 | optim.min_lr_ratio
 eval.dynamic_lr=1                   | eval.dynamic_lr needs eval.dynamic = "rms"
 eval.dynamic=rms eval.streams=1     | needs a learning rate
@@ -270,7 +266,6 @@ FREE = {
     *("data.path", "data.data_dir", "data.dtype"),
     *("model.kernel", "model.remat_policy", "model.unroll"),
     *(f"train.{each}" for each in ("num_steps", "log_every", "eval_every")),
-    "train.max_bad_steps",
 }
 
 

@@ -171,12 +171,12 @@ def select(names: str) -> list[str]:
 # A run with another value of these is another run.
 IDENTITY = select("""
     model data train optim -model.kernel,remat_policy,unroll -data.path,data_dir,dtype
-    -train.num_steps,log_every,eval_every,max_bad_steps
+    -train.num_steps,log_every,eval_every
 """)
 # A run may start from parameters that were trained with another value of these.
 FREE = select("""
     model.mem_len,initial_memory,recurrence,clamp_len,same_length,retrieval_len
-    model.retrieval_top_k,retrieval_layer,memory_tokens,compressed_len
+    model.retrieval_top_k,memory_tokens,compressed_len
     model.dropout,dropatt,variational,word_dropout,init_std,proj_init_std,norm_init_std
     model.dtype,kernel,remat_policy,unroll
 """)

@@ -36,6 +36,7 @@ from txl_jax.workdir.staging import Staging
 
 # Where a call starts or ends: the number of updates before, and the data's position.
 Cursor = tuple[int, Position]
+MOST_SKIPPED = 20  # updates in a row; a run that skips more does not recover
 
 
 class Training(NamedTuple):
@@ -61,8 +62,8 @@ def train(
     Returns the number of updates, the steps whose save failed, and the seconds by
     purpose. Raises UserError if
     the last save failed, Interrupted after a signal, and BadNumbers if
-    train.max_bad_steps updates in a row are skipped. A resumed run repeats an
-    interrupted validation.
+    MOST_SKIPPED updates in a row are skipped. A resumed run repeats an interrupted
+    validation.
     """
     with ExitStack() as stack:
         run = Run(training, workdir, send_line, stack)
@@ -179,13 +180,12 @@ class Run:
 
     def record(self, in_flight: int) -> None:
         """Waits for all calls but the newest `in_flight`, and logs their metrics."""
-        limit = self.training.config.train.max_bad_steps
         while len(self.calls) > in_flight:
             step, metrics = self.calls.popleft()
             updates = fetch(metrics)
             self.bar(step + len(updates), **self.log.append(updates))
             for number, update in enumerate(updates, step + 1):
-                if update["skipped_in_row"] >= limit and not self.bad:
+                if update["skipped_in_row"] >= MOST_SKIPPED and not self.bad:
                     self.bad = {"number": number, **update}
 
     def at_boundary(self) -> bool:
@@ -211,8 +211,8 @@ class Run:
             if self.bad and step not in self.checkpoints.failed:
                 raise BadNumbers(
                     f"update {self.bad['number']} was skipped, number "
-                    f"{self.bad['skipped_in_row']} in a row (train.max_bad_steps), "
-                    f"since {self.bad['reason']}. No skipped update has changed "
+                    f"{self.bad['skipped_in_row']} in a row, since "
+                    f"{self.bad['reason']}. No skipped update has changed "
                     f"checkpoint {step}; with JAX_DEBUG_NANS=true, the same command "
                     "stops at the operation that makes the first NaN"
                 )

@@ -135,7 +135,7 @@ def train_peer(task: Task, model: Any) -> Trained:
     import torch
 
     model.train()
-    optimizer = torch.optim.Adam(model.parameters(), betas=OPTIM.betas)
+    optimizer = torch.optim.Adam(model.parameters())
     memory, losses, rate = None, [], make_schedule(OPTIM, task.updates)
     for number, segment in enumerate(task.segments()):
         inputs_BL, targets_BL = (

@@ -28,7 +28,7 @@ from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.init import init_params
-from txl_jax.update.optim import make_optimizer, make_schedule
+from txl_jax.update.optim import clip, make_schedule
 from txl_jax.update.options import OptimConfig
 
 
@@ -40,7 +40,7 @@ class Options(NamedTuple):
         mem_len=128, dropout=0.0, feed_forward="swiglu", qk_norm=True, unroll=3,
     )  # fmt: skip
     optim: OptimConfig = OptimConfig(
-        lr=3e-3, schedule="constant", warmup_steps=50, clip=0.5, betas=(0.9, 0.98)
+        lr=3e-3, schedule="constant", warmup_steps=50, clip=0.5
     )
     tgt_len: int = 32
     streams: int = 8
@@ -65,6 +65,11 @@ class State(NamedTuple):
     log_weight_X: Array
 
 
+def make_optimizer(options: Options) -> optax.GradientTransformationExtraArgs:
+    """Returns Adam, which forgets squares of gradients sooner than in training."""
+    return optax.chain(clip(options.optim.clip), optax.scale_by_adam(0.9, 0.98))
+
+
 def start(options: Options, seed: int) -> State:
     """Returns the state before the first byte."""
     model, R, C = options.model, options.streams - 1, options.cache_len
@@ -72,7 +77,7 @@ def start(options: Options, seed: int) -> State:
     return State(
         params=params,
         average=jax.tree.map(jnp.copy, params),
-        opt_state=make_optimizer(options.optim).init(params),
+        opt_state=make_optimizer(options).init(params),
         memory=empty_memory(model, R + 1),
         average_memory=empty_memory(model, 1),
         start_R=jnp.zeros(R, jnp.int32),
@@ -136,7 +141,7 @@ def learn_segment(
     log_weight_X, nll_L = mix(options, state.log_weight_X, jnp.concatenate(nlls_X1L))
 
     grad_norm = optax.tree.norm(grads)
-    optimizer = optax.with_extra_args_support(make_optimizer(options.optim))
+    optimizer = make_optimizer(options)
     updates, opt_state = optimizer.update(
         grads, state.opt_state, state.params, grad_norm=grad_norm
     )

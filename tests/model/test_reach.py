@@ -54,18 +54,14 @@ def test_the_reach_of_later_memories() -> None:
     assert effective_context(tiny.config(mem_len=0, **tiny.TOKENS), 4) == math.inf
 
 
-@pytest.mark.parametrize("M, L, T, layer", [(4, 3, 11, 1), (3, 4, 9, 2), (6, 2, 4, 3)])
-def test_the_reach_of_retrieval_matches_masks(
-    M: int, L: int, T: int, layer: int
-) -> None:
+@pytest.mark.parametrize("N, M, L, T", [(1, 4, 3, 11), (3, 3, 4, 9), (4, 6, 2, 4)])
+def test_the_reach_of_retrieval_matches_masks(N: int, M: int, L: int, T: int) -> None:
     """Here T are the tokens of the store."""
-    N = 3
     query_T = np.arange(20 * L)
     oldest_NT = np.stack([query_T // L * L - M] * N)
-    oldest_NT[layer - 1] = np.minimum(oldest_NT[layer - 1], query_T - T)
-    config = tiny.config(
-        n_layer=N, mem_len=M, retrieval_len=T, retrieval_top_k=1, retrieval_layer=layer
-    )
+    config = tiny.config(n_layer=N, mem_len=M, retrieval_len=T, retrieval_top_k=1)
+    n = config.retrieval_index
+    oldest_NT[n] = np.minimum(oldest_NT[n], query_T - T)
     assert effective_context(config, L) == reach_by_masks(oldest_NT, L)
 
 

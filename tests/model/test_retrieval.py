@@ -29,7 +29,7 @@ B, L, S = 2, 4, 6
 STORE: dict[str, Any] = {"mem_len": 3, "retrieval_len": 9, "retrieval_top_k": 2}
 CONFIG = tiny.config(**STORE)
 # A query sees the same keys in any segments.
-EVEN = tiny.config(**STORE, same_length=True, same_length_self=True, retrieval_layer=1)
+EVEN = tiny.config(**STORE, same_length=True, same_length_self=True)
 TOKENS_BT = tiny.make_tokens(B, S * L + 1)
 FIRST_BT = np.zeros((B, S * L), bool)
 FIRST_BT[0, 13] = FIRST_BT[1, [4, 22]] = True

@@ -45,7 +45,6 @@ TEXTS: dict[str, tuple[Any, ...]] = {
     "model.remat_policy": ("none", "full", "dots", "save:q,k", "offload:o"),
     "train.order": ("stream", "roll", "sentences:10"),
     "train.reset_memory_at": ("-1", "\\n"),
-    "optim.betas": ((0.9, 0.999), (0.0, 0.0)),
 }
 NO_MEMORY = {"model.mem_len": 0, "eval.mem_len": 0, "generate.mem_len": 0}
 SEGMENTS = "segments_per_call", "segments_per_update", "gradient_segments"

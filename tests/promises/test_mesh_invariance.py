@@ -79,10 +79,7 @@ LENGTHS = ("segments_per_call", "segments_per_update", "gradient_segments")
 GROUPED = changed(train={**dict.fromkeys(LENGTHS, 4), "batch_chunk": 2})
 TOKENS = dataclasses.replace(GROUPED, model=dataclasses.replace(MODEL, memory_tokens=3))
 # A layer retrieves; only heads and streams are split.
-RETRIEVAL = changed(
-    model={"mem_len": 3, "retrieval_len": 20, "retrieval_top_k": 3}
-    | {"retrieval_layer": 1}
-)
+RETRIEVAL = changed(model={"mem_len": 3, "retrieval_len": 20, "retrieval_top_k": 3})
 MESHES = [
     (data, fsdp, 8 // data // fsdp)
     for data in (1, 2, 4, 8)

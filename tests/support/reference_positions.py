@@ -36,7 +36,6 @@ def at_distance(
     attention: Params,
     w_HA: Array,
     clamp_len: int,
-    max_distance: int,
     distance: int,
     h: int,
 ) -> tuple[Array, float]:
@@ -64,12 +63,12 @@ def at_distance(
     if position == "t5":
         distance = min(distance, clamp_len) if clamp_len > 0 else distance
         bias_U = attention["buckets"][h]
-        bias = bias_U[bucket(distance, len(bias_U), max_distance)]
+        bias = bias_U[bucket(distance)]
         return np.zeros(A), bias * math.sqrt(A)  # as with ALiBi
     return np.zeros(A), 0.0
 
 
-def bucket(distance: int, n_bucket: int, max_distance: int) -> int:
+def bucket(distance: int, n_bucket: int = 32, max_distance: int = 128) -> int:
     """Returns T5's bucket: the greatest one whose smallest distance is not above."""
     exact = n_bucket // 2
     ratio = (max_distance / exact) ** (1 / (n_bucket - exact))

@@ -38,7 +38,7 @@ SIZES: dict[str, Any] = dict(vocab_size=V, n_layer=N, d_model=D, n_head=H, d_hea
 CONFIG = ModelConfig(**SIZES, d_inner=F, mem_len=5, dropout=0.0, kernel="xla")
 ALL: dict[str, Any] = {"clamp_len": 3, "same_length": True, "pre_lnorm": True}
 MODERN: dict[str, Any] = {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
-T5: dict[str, Any] = {"position": "t5", "n_bucket": 5, "max_distance": 7}
+T5: dict[str, Any] = {"position": "t5"}
 SAME: dict[str, Any] = {"recurrence": "same"}
 GATED: dict[str, Any] = {"gate": "gru", "pre_lnorm": True}
 # The changes to the layers that came later, together.

@@ -21,6 +21,7 @@ from tests.update.test_step import (
     of_update,
     poison_memory,
 )
+from txl_jax import train
 from txl_jax.errors import BadNumbers
 from txl_jax.model.memory import Memory
 from txl_jax.report.log import read_metrics
@@ -84,12 +85,15 @@ def test_an_infinite_gradient_alone_is_not_applied() -> None:
     tiny.assert_equal(after.params, state.params)
 
 
-def test_a_run_of_bad_updates_stops_with_a_good_checkpoint(tmp_path: Path) -> None:
+def test_a_run_of_bad_updates_stops_with_a_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "MOST_SKIPPED", 3)
     (tmp_path / "text.txt").write_text(TEXT)
     places = {"path": f"{tmp_path}/text.txt", "data_dir": f"{tmp_path}/data"}
     (tmp_path / "tiny.py").write_text(EXPERIMENT.format(**places, curve=""))
     # The first update makes parameters of 1e30: finite, but no later loss is.
-    flags = ("model.n_layer=1", "optim.lr=1e30", "train.max_bad_steps=3")
+    flags = ("model.n_layer=1", "optim.lr=1e30")
     done = command(
         *(f"--config={tmp_path}/tiny.py", f"--workdir={tmp_path}/run"),
         *(f"--config.{flag}" for flag in flags),

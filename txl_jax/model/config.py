@@ -77,10 +77,6 @@ class ModelConfig(MemoryFields):
         "transformer_xl", one_of(POSITIONS), help="Position encoding."
     )
     n_position: int = field(0, help="Learned distances (shaw) or positions (learned).")
-    n_bucket: int = field(32, at_least(2), help="Buckets of distances (t5).")
-    max_distance: int = field(
-        128, at_least(2), help="Distance at which the last bucket begins (t5)."
-    )
     untie_r: bool = field(False, help="Gives each layer biases u and w of its own.")
     mem_len: int = field(512, help="Tokens in the memory during training.")
     initial_memory: str = field(
@@ -113,11 +109,6 @@ class ModelConfig(MemoryFields):
     )
     retrieval_top_k: int = field(
         32, at_least(1), help="Tokens that each head of a query retrieves."
-    )
-    retrieval_layer: int = field(
-        0,
-        help="Layer that retrieves, counted from 1. 0 takes the one at three quarters "
-        "of the depth.",
     )
     memory_tokens: int = field(
         0,
@@ -265,19 +256,6 @@ class ModelConfig(MemoryFields):
                 f'model.position = "{self.position}" with n_position = '
                 f"{self.n_position}: {', '.join(LEARNED_POSITIONS)} need a table of "
                 "n_position rows, the other positions have none"
-            )
-        if self.position == "t5" and self.max_distance <= self.n_bucket // 2:
-            raise UserError(
-                f"model.max_distance = {self.max_distance} must be above half of "
-                f"model.n_bucket = {self.n_bucket}: half of the buckets have one "
-                "distance each"
-            )
-        sizes = self.n_bucket, self.max_distance
-        unused = self.position != "t5"
-        if unused and sizes != (ModelConfig.n_bucket, ModelConfig.max_distance):
-            raise UserError(
-                f"model.n_bucket and model.max_distance = {sizes} have no effect with "
-                f'model.position = "{self.position}": set it to "t5", or leave them out'
             )
         if self.untie_r and self.position != "transformer_xl":
             raise UserError(

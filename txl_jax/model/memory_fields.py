@@ -21,7 +21,6 @@ class MemoryFields:
     same_length: bool
     retrieval_len: int
     retrieval_top_k: int
-    retrieval_layer: int
     memory_tokens: int
     compressed_len: int
     compression_rate: int
@@ -29,17 +28,11 @@ class MemoryFields:
 
     def check_memory(self) -> None:
         """Raises UserError for kinds of memory that do not combine."""
-        T, top_k, layer = self.retrieval_len, self.retrieval_top_k, self.retrieval_layer
-        if not T and (layer or top_k != type(self).retrieval_top_k):
-            raise UserError(
-                f"model.retrieval_top_k = {top_k} and model.retrieval_layer = {layer} "
-                "have no effect: set model.retrieval_len"
-            )
-        if T and (top_k > T or layer > self.n_layer):
+        T, top_k = self.retrieval_len, self.retrieval_top_k
+        if T and top_k > T:
             raise UserError(
                 f"model.retrieval_top_k = {top_k} must be at most model.retrieval_len "
-                f"= {T}, and model.retrieval_layer = {layer} at most model.n_layer = "
-                f"{self.n_layer}"
+                f"= {T}"
             )
         if T and not self.mem_len:
             raise UserError(
@@ -99,7 +92,7 @@ class MemoryFields:
     @property
     def retrieval_index(self) -> int:
         """The index of the layer that retrieves, from 0."""
-        return (self.retrieval_layer or -(-3 * self.n_layer // 4)) - 1
+        return -(-3 * self.n_layer // 4) - 1  # as in Wu et al. 2022
 
     @property
     def mem_slots(self) -> int:

@@ -19,6 +19,9 @@ from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Weight
 
+# T5's buckets of distances, and the distance from which on all are in the last one.
+N_BUCKET, MAX_DISTANCE = 32, 128
+
 Biases = dict[str, Array]  # by name, [H, A], or of T5 [H, U]
 
 
@@ -122,28 +125,28 @@ def t5(
 
     Scores are divided by sqrt(A) and T5's are not: as in `alibi`, the bias is not.
     """
-    R = min(distances(config, K), config.max_distance + 1)
-    buckets = [bucket(config, distance) for distance in range(R - 1, -1, -1)]
+    R = min(distances(config, K), MAX_DISTANCE + 1)
+    buckets = [bucket(distance) for distance in range(R - 1, -1, -1)]
     bias_HU = biases["buckets"].astype(jnp.float32) * config.d_head**0.5
     return PositionTerms(bias_HR=bias_HU[:, jnp.array(buckets)])
 
 
-def bucket(config: ModelConfig, distance: int) -> int:
-    """Returns the bucket of a distance, 0 to n_bucket - 1.
+def bucket(distance: int) -> int:
+    """Returns the bucket of a distance, 0 to N_BUCKET - 1.
 
     The first half of the buckets have one distance each. The others grow by a constant
-    factor up to max_distance; all greater distances are in the last one.
+    factor up to MAX_DISTANCE; all greater distances are in the last one.
     """
-    half = config.n_bucket // 2
+    half = N_BUCKET // 2
     if distance < half:
         return distance
-    share = math.log(distance / half) / math.log(config.max_distance / half)
-    return min(half + int(share * (config.n_bucket - half)), config.n_bucket - 1)
+    share = math.log(distance / half) / math.log(MAX_DISTANCE / half)
+    return min(half + int(share * (N_BUCKET - half)), N_BUCKET - 1)
 
 
 def bias_shape(config: ModelConfig) -> tuple[int, int]:
     """Returns the shape of the scheme's biases: [H, A], or of T5 [H, U]."""
-    size = config.n_bucket if config.position == "t5" else config.d_head
+    size = N_BUCKET if config.position == "t5" else config.d_head
     return config.n_head, size
 
 

@@ -91,19 +91,19 @@ def make_schedule(config: OptimConfig, num_steps: int) -> Schedule:
 # Optimizers: the transformations between the clip and the learning rate.
 
 Parts = list[optax.GradientTransformation]
+# The decay rates of the two moments, as in all published recipes.
+BETAS = (0.9, 0.999)
 
 
 def adam(config: OptimConfig) -> Parts:
     """Adam, with decoupled weight decay: it is added to the update."""
-    beta1, beta2 = config.betas
-    moments = optax.scale_by_adam(beta1, beta2, config.epsilon)
+    moments = optax.scale_by_adam(*BETAS, config.epsilon)
     return [moments, *_decay(config)]
 
 
 def lamb(config: OptimConfig) -> Parts:
     """NVIDIA's LAMB; weight decay is added before the norm of the update is taken."""
-    beta1, beta2 = config.betas
-    moments = scale_by_uncorrected_adam(beta1, beta2, config.epsilon)
+    moments = scale_by_uncorrected_adam(*BETAS, config.epsilon)
     trust = scale_by_clipped_trust_ratio(config.epsilon)
     return [moments, *_decay(config), trust]
 
@@ -119,12 +119,11 @@ def muon(config: OptimConfig) -> Parts:
     Both have Nesterov's momentum. Updates have the size of Adam's (Liu et al. 2025),
     so both take the same lr.
     """
-    beta1, beta2 = config.betas
     both = optax.contrib.muon(
         learning_rate=-1.0,  # the step scales by -lr
         eps=config.epsilon,
-        adam_b1=beta1,
-        adam_b2=beta2,
+        adam_b1=BETAS[0],
+        adam_b2=BETAS[1],
         muon_weight_dimension_numbers=_matrix_axes,
         consistent_rms=0.2,
     )

@@ -47,9 +47,6 @@ class TrainConfig:
         100, at_least(1), help="Updates between two lines of metrics.jsonl."
     )
     eval_every: int = field(4_000, at_least(1), help="Updates between two validations.")
-    max_bad_steps: int = field(
-        20, at_least(1), help="Skipped updates in a row after which the run stops."
-    )
     order: str = field(
         "stream",
         help='Order of the training text: "stream" keeps it, "roll" starts each '
@@ -169,10 +166,6 @@ class OptimConfig:
     clip: float = field(
         0.25, help="Largest global norm of the gradient. 0 turns clipping off."
     )
-    betas: tuple[float, ...] = field(
-        (0.9, 0.999),
-        help="Decay rates of the two moments of adam and lamb, and of muon's adam.",
-    )
     epsilon: float = field(
         1e-8,
         positive,
@@ -190,11 +183,6 @@ class OptimConfig:
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
         check(self, "optim")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(
-                f"optim.betas = {self.betas} must be two numbers, each at least 0 and "
-                "below 1"
-            )
         if self.min_lr_ratio and not self.schedule.startswith("cosine"):
             raise UserError(
                 f"optim.min_lr_ratio = {self.min_lr_ratio} has no effect with "
