@@ -96,7 +96,6 @@ LEARNED = (
 REFUSED = """
 model.d_model=17                    | model.d_model = 17
 model.n_layer=0                     | model.n_layer = 0 must be at least 1
-compile.streams_per_chip=-1         | compile.streams_per_chip = -1 must be at least 0
 model.dropout=1.0                   | model.dropout = 1.0 must be at least 0
 model.dtype=float64                 | model.dtype | float32, bfloat16
 model.kernel=xls                    | model.kernel | mean 'xla'

@@ -181,7 +181,7 @@ FREE = select("""
     model.dtype,kernel,remat_policy,unroll
 """)
 # A run with train.init_from takes these from its source.
-INHERITED = select("model data.vocab,vocab_path,vocab_size,lower_case")
+INHERITED = select("model data.vocab,vocab_path,vocab_size")
 # Files and devices of this machine, which are not released with a model.
 LOCAL = select("""
     data.path,data_dir,vocab_path,dtype train.init_from eval.checkpoint

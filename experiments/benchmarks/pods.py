@@ -68,11 +68,12 @@ def wanted() -> Iterator[Row]:
             yield row("published", name, "v4", chips, flags)
     # 21 segments of 384 tokens are 8,064, 256 of 32 are 8,192.
     for name, streams in (("wt103_large", 21), ("lm1b_large", 256)):
-        many = f"{flags} --streams_per_chip={streams}"
         for chips in (8, 256, 32):
+            many = f"{flags} --config.train.batch_size={streams * chips}"
             for kind in ("v5e", "v4", "v5p", "v6e"):
                 yield row("weak", name, kind, chips, many)
     for chips in (8, 256, 32):  # without remat, this model does not fit on v5e
+        many = f"{flags} --config.train.batch_size={256 * chips}"
         remat = f"{many} --config.model.remat_policy=full"
         yield row("weak", "lm1b_large", "v5e", chips, remat)
     groups = ("gradient_segments", "segments_per_update", "segments_per_call")

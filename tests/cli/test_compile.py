@@ -273,14 +273,16 @@ def test_streams_that_do_not_divide_need_another_mesh(path: Path) -> None:
     assert result["mesh"] == {"data": 4, "fsdp": 1, "model": 2, "segments": 1}
     assert result["streams_per_chip"] == 0.5
     line = refusal(path, *flags, "--mesh=auto", "--config.train.batch_size=3")
-    assert "change --streams_per_chip" in line
+    assert "change train.batch_size" in line
     assert "'v5e:3x5' is not a slice" in refusal(path, "--topology=v5e:3x5")
 
 
 @needs_libtpu
 def test_out_of_memory_has_the_excess_and_the_flags_that_help(path: Path) -> None:
     flags = (f"--topology={SLICE}", "--config.model.kernel=xla")
-    done = command(path, *flags, "--streams_per_chip=40000", "--config.eval.streams=4")
+    done = command(
+        path, *flags, "--config.train.batch_size=320000", "--config.eval.streams=4"
+    )
     result = done.result
     assert not result["fits"]
     over = result["hbm_bytes"] - result["hbm_capacity_bytes"]

@@ -95,7 +95,6 @@ def test_lists_of_words(tmp_path: Path) -> None:
     assert read("_", "a", vocab="word").words == ["_", "a"]
     marked = read("</S>", "<S>", vocab="word", convention="words")
     assert marked.lines.eos == "</S>"
-    assert read("a", vocab="word", lower_case=True).lines.lower_case
     for kind in ("byte", "char", "subword"):
         message = refusal(lambda kind=kind: read("one", "two", vocab=kind))
         assert "set data.vocab='word'" in message

@@ -18,9 +18,6 @@ class CompileConfig:
         at_least(1),
         help="Slices of this topology, joined by the data-center network.",
     )
-    streams_per_chip: int = field(
-        0, help="Streams per chip, which set train.batch_size. 0 keeps it."
-    )
     mesh: str = field(
         "config",
         one_of(("config", "auto")),

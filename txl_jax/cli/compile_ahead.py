@@ -14,7 +14,7 @@ import jax
 from txl_jax.aot import lower
 from txl_jax.aot.lower import Compiled, Slices
 from txl_jax.cli.plan import step_arguments
-from txl_jax.config import Config, with_fields
+from txl_jax.config import Config
 from txl_jax.errors import SAVINGS, UserError
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_reader
@@ -49,9 +49,6 @@ def compile_steps(config: Config) -> Steps:
     tpus = lower.find_slices(options.topology, options.slices)
     devices = lower.find_devices(tpus)
     config = find_vocab(config)
-    if options.streams_per_chip:
-        size = options.streams_per_chip * tpus.chips
-        config = with_fields(config, "train", batch_size=size)
     config, training = compile_on_mesh(config, devices)
     mesh = dict(fit_mesh(config, devices).shape)
     say(f"{tpus.slices} x {tpus.name}: {tpus.chips} chips, mesh {mesh}")
@@ -139,7 +136,7 @@ def compile_on_mesh(
     if not best:
         raise UserError(
             f"no mesh of {config.compile.topology} divides train.batch_size = "
-            f"{config.train.batch_size} and this model: change --streams_per_chip"
+            f"{config.train.batch_size} and this model: change train.batch_size"
         )
     return best
 

@@ -199,7 +199,6 @@ def from_words(
     marks = next(guessed, Lines(""))  # without marks, ends of lines are white space
     if data.convention in CONVENTIONS:
         marks = CONVENTIONS[data.convention].lines
-    lower_case |= data.lower_case
     return WordVocab(words, marks._replace(lower_case=lower_case))
 
 

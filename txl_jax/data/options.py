@@ -60,7 +60,6 @@ class DataConfig:
         'made from the corpus; of "tokens", one more than the largest number. 0 '
         "keeps all.",
     )
-    lower_case: bool = field(False, help="Converts words to lower case.")
     document_end: str = field(
         "",
         help='A line, or a number, added after each file of the corpus "text", or '

@@ -73,8 +73,7 @@ def resolve(
     """
     kind = corpus.vocab if config.vocab == OWN else config.vocab
     path = config.vocab_path
-    changed = config.vocab_size or config.lower_case
-    if published and kind == "word" and not path and not changed:
+    if published and kind == "word" and not path and not config.vocab_size:
         path = str(published)
     vocab = _read_vocab(config, corpus, path) if path else None
     kind = vocab.kind if vocab else kind
@@ -132,7 +131,7 @@ def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> vocabulary.Voc
             f"not data.vocab={config.vocab!r}: set data.vocab_path='', or "
             f"data.vocab={OWN!r}"
         )
-    if isinstance(vocab, WordVocab) and (config.convention or config.lower_case):
+    if isinstance(vocab, WordVocab) and config.convention:
         return marked(vocab.words)
     return vocab
 
@@ -146,19 +145,17 @@ def _convention(
     name = config.convention or known[0]
     require_one_of(name, known, "data.convention")
     convention = CONVENTIONS[name]
-    lower = kind == "word" and (config.lower_case or corpus.lower)
+    lower = kind == "word" and corpus.lower
     return name, convention._replace(lines=convention.lines._replace(lower_case=lower))
 
 
 def _refuse_idle(config: DataConfig, kind: str) -> None:
     """Raises UserError for fields that the kind of vocabulary does not use."""
-    uses = {"vocab_size": ("word", "subword", "number"), "lower_case": ("word",)}
-    for name, kinds in uses.items():
-        if (value := getattr(config, name)) and kind not in kinds:
-            raise UserError(
-                f"data.{name}={value} is not used with data.vocab={kind!r}: leave it "
-                "out, or set data.vocab='word'"
-            )
+    if config.vocab_size and kind not in ("word", "subword", "number"):
+        raise UserError(
+            f"data.vocab_size={config.vocab_size} is not used with data.vocab={kind!r}"
+            ": leave it out, or set data.vocab='word'"
+        )
     if kind == "subword" and not config.vocab_path and config.vocab_size < BYTES:
         raise UserError(
             f"data.vocab_size={config.vocab_size} must be at least {BYTES} for "
