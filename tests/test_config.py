@@ -15,8 +15,9 @@ from ml_collections import ConfigDict
 from tests.support.refusal import refusal
 from txl_jax import config as configs
 from txl_jax.config import Config
-from txl_jax.data import catalog, recipe, vocab
+from txl_jax.data import catalog, vocab
 from txl_jax.data import options as data
+from txl_jax.data.encode import CONVENTIONS
 from txl_jax.errors import UserError
 from txl_jax.kernels import dispatch
 from txl_jax.model import config as model
@@ -47,7 +48,7 @@ def test_options_list_the_implemented_choices() -> None:
         (optim.SCHEDULES, update.SCHEDULES),
         (vocab.VOCABULARIES, data.VOCABULARIES),
         (catalog.CORPORA, data.CORPORA),
-        (recipe.CONVENTIONS, data.CONVENTIONS),
+        (CONVENTIONS, data.CONVENTIONS),
         ({"auto": None, **dispatch.KERNELS}, model.KERNELS),
         (positions.SCHEMES, model.POSITIONS),
     ]

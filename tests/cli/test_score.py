@@ -119,5 +119,5 @@ def test_files_that_cannot_be_scored_are_named(tmp_path: Path) -> None:
     with refused("2.txt: character 'c' is not"):
         list(documents)
     os.mkfifo(tmp_path / "pipe")
-    with refused("score.path=.* is a pipe or device: give a file"):
+    with refused("score.path=.* is a pipe or a device: give a file"):
         score_texts.find_files(ScoreConfig(path=str(tmp_path / "pipe")))

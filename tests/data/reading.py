@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.data.sentences import ShuffledSentences
-from txl_jax.data.streams import Position, Streams
+from txl_jax.data.streams import Position, ShuffledSentences, Streams
 from txl_jax.model.segment import Segment
 
 # (N tokens, B streams, L segment)

@@ -23,8 +23,7 @@ from tests.data.reading import (
     real,
 )
 from txl_jax.data.options import SLACK
-from txl_jax.data.random_bits import ROTATION, draw, splitmix64
-from txl_jax.data.streams import SHORTEST, Position, Streams
+from txl_jax.data.streams import ROTATION, SHORTEST, Position, Streams, draw, splitmix64
 from txl_jax.model.segment import Segment
 
 

@@ -12,8 +12,13 @@ from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.cli import draw_samples
 from txl_jax.config import Config
 from txl_jax.data.options import SLACK
-from txl_jax.data.sentences import ShuffledSentences
-from txl_jax.data.streams import Order, Streams, check_length, in_file_order
+from txl_jax.data.streams import (
+    Order,
+    ShuffledSentences,
+    Streams,
+    check_length,
+    in_file_order,
+)
 from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate

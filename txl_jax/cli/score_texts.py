@@ -9,8 +9,8 @@ import numpy as np
 
 from txl_jax.cli.evaluate_split import describe_nll
 from txl_jax.data import files, number
+from txl_jax.data.encode import drops_newlines
 from txl_jax.data.number import NumberVocab
-from txl_jax.data.recipe import drops_newlines
 from txl_jax.data.text import Meter
 from txl_jax.data.vocab import Vocab, report_unknown
 from txl_jax.errors import UserError

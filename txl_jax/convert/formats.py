@@ -11,9 +11,9 @@ from txl_jax.convert.options import ConvertConfig
 from txl_jax.convert.pickle import Object, Value
 from txl_jax.convert.pytorch import arrays
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.encode import CONVENTIONS
 from txl_jax.data.options import OWN as FROM_CORPUS
 from txl_jax.data.options import DataConfig
-from txl_jax.data.recipe import CONVENTIONS
 from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of

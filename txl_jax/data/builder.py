@@ -225,9 +225,6 @@ def _quiet() -> Iterator[None]:
         absl_logging.set_verbosity(verbosity)
 
 
-# The files of published corpora
-
-
 def fetch(
     corpus: Corpus,
     downloads: tfds.download.DownloadManager,

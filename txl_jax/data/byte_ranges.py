@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -125,10 +126,9 @@ def verify(path: Path, digest: str) -> None:
 
 def require_regular(path: Path, field: str) -> None:
     """Raises UserError for a pipe or a device, which cannot be read again."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if os.path.exists(path) and not (path.is_file() or path.is_dir()):
         raise UserError(
-            f"{field} = {str(path)!r} is a pipe or a device, not a file: write its "
-            "content to a file, and give that"
+            f"{field}={str(path)!r} is a pipe or a device: give a file with its content"
         )
 
 

@@ -211,10 +211,7 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
     if not files:
         raise UserError(f"{field}={path!r} {problem}")
     for file in files:
-        if os.path.exists(file) and not os.path.isfile(file):
-            raise UserError(
-                f"{field}={path!r}: {file} is a pipe or device: give a file"
-            )
+        require_regular(file, field)
     return files
 
 
@@ -224,10 +221,7 @@ def corpus_files(path: str) -> list[Path]:
     top = Path(os.path.commonpath([file.parent for file in files]))
     below = {p for file in files for p in file.parents if top in p.parents}
     own = {folder for folder in below if _is_own(folder)}
-    files = [file for file in files if not own.intersection(file.parents)]
-    for file in files:
-        require_regular(file, "data.path")
-    return files
+    return [file for file in files if not own.intersection(file.parents)]
 
 
 def _is_own(folder: Path) -> bool:

@@ -92,24 +92,18 @@ def read(path: Path, dtype: str) -> Iterator[bytes]:
 
 def _open(path: Path, dtype: str) -> np.ndarray:
     """Returns the array of a file, which is memory-mapped."""
-    with reading(path):
-        if path.suffix == ".bin":
-            if not dtype:
-                raise UserError(f"{path} has bare numbers: state their data.dtype")
-            kind = np.dtype(dtype).newbyteorder("<")
-            if (length := path.stat().st_size) % kind.itemsize:
-                raise UserError(
-                    f"{path} has {length} bytes, which are no whole number of {dtype}: "
-                    "correct data.dtype, or copy the file again"
-                )
-            return np.memmap(path, kind, "r") if length else np.zeros(0, kind)
-        try:
+    if (is_bare := path.suffix == ".bin") and not dtype:
+        raise UserError(f"{path} has bare numbers: state their data.dtype")
+    try:
+        with reading(path):
+            if is_bare:
+                return np.memmap(path, np.dtype(dtype).newbyteorder("<"), "r")
             array = np.lib.format.open_memmap(path, mode="r")
-        except (ValueError, EOFError) as error:
-            raise UserError(
-                f"{path} is neither a .npy file ({error}) nor bare numbers in a .bin: "
-                "write numbers with numpy.save"
-            ) from error
+    except (ValueError, EOFError) as error:
+        raise UserError(
+            f"{path} is neither a .npy file nor a .bin of data.dtype={dtype!r} "
+            f"({error}): write numbers with numpy.save"
+        ) from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UserError(
             f"{path} has the shape {array.shape} and the dtype {array.dtype}: save one "

@@ -4,18 +4,20 @@ A split of N tokens makes N - 1 pairs (input, target), each scored once: every t
 but the very first. Stream b holds the pairs [b (N-1) / B, (b+1) (N-1) / B), so its
 first input is the last token of stream b - 1 and lengths differ by at most one.
 
-Dims: S segments in one call, B streams, L segment.
+An epoch's text is the file, or a permutation of its sentences (One Billion Word):
+nothing is dropped, no token is copied, and any position can be read directly.
+
+Dims: S segments in one call, B streams, L segment, n sentences.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from txl_jax.data.options import SLACK
-from txl_jax.data.random_bits import LENGTH, ROTATION, draw
 from txl_jax.errors import UserError
 from txl_jax.model.segment import Segment
 
@@ -23,6 +25,10 @@ from txl_jax.model.segment import Segment
 Order = Callable[[int, np.ndarray], np.ndarray]
 
 SHORTEST = 5  # tokens of a segment of varying length; at most tgt_len + SLACK
+CHUNK = 2**22  # elements of the file or of a permutation that are processed at once
+Bits = TypeVar("Bits", int, np.ndarray)  # 64 of them; arrays are uint64
+# Purposes of `draw`, with independent numbers.
+ROTATION, LENGTH, SHUFFLE = 1, 2, 3
 
 
 class Position(NamedTuple):
@@ -211,3 +217,94 @@ class Streams:
         """Yields every segment of the split once, with S = 1."""
         for position in self._positions():
             yield Segment(*(part[None] for part in self._segment(position)))
+
+
+def splitmix64(z: Bits) -> Bits:
+    """Returns SplitMix64's output for a state, an int or an array of uint64."""
+    mask = 2**64 - 1
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
+    return z ^ (z >> 31)
+
+
+def draw(seed: int, purpose: int, epoch: int, index: Bits) -> Bits:
+    """Returns 64 random bits for an index, an int or an array of uint64.
+
+    They are number `index`, from 0, of a sequence of SplitMix64 (Steele, Lea and Flood,
+    2014), whose initial state is a hash of the other arguments. Integer arithmetic does
+    not depend on a library's version.
+    """
+    state = splitmix64(splitmix64(splitmix64(seed) ^ purpose) ^ epoch)
+    return splitmix64((index * 0x9E3779B97F4A7C15 + state) & (2**64 - 1))
+
+
+def find_sentences(tokens: np.ndarray, sentence_end: int) -> np.ndarray:
+    """Returns the start of each sentence, and N at the end: int64 [n + 1].
+
+    A sentence ends with the token sentence_end. If all sentences also start with it
+    (`<S> words <S>`, TensorFlow's lm1b), they are cut between the two. The text after
+    the last one is also a sentence.
+    """
+    tokens = np.asarray(tokens)
+    ends = np.concatenate(
+        [
+            np.flatnonzero(tokens[at : at + CHUNK] == sentence_end) + (at + 1)
+            for at in range(0, len(tokens), CHUNK)
+        ]
+    )
+    if not len(ends):
+        raise UserError(
+            f'train.order = "sentences:{sentence_end}": token {sentence_end} does not '
+            "occur in the text: give the id of the token that ends a sentence, or set "
+            'train.order = "stream"'
+        )
+    if ends[0] == 1 and len(ends) % 2 == 0 and (ends[1:-1:2] + 1 == ends[2::2]).all():
+        ends = ends[1::2]
+    rest = [len(tokens)] if ends[-1] < len(tokens) else []
+    return np.concatenate([[0], ends, rest]).astype(np.int64)
+
+
+def permute(n: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns a permutation of n numbers, in the smallest unsigned type.
+
+    It sorts random bits whose lowest bits are the number itself: no two are equal, so
+    every sorting algorithm has the same result.
+    """
+    low = (1 << n.bit_length()) - 1
+    keys = np.empty(n, np.uint64)
+    for at in range(0, n, CHUNK):
+        number = np.arange(at, min(at + CHUNK, n), dtype=np.uint64)
+        bits = draw(seed, SHUFFLE, epoch, number)
+        keys[at : at + CHUNK] = bits & (2**64 - 1 - low) | number
+    keys.sort()
+    keys &= low
+    return keys.astype(np.min_scalar_type(n))
+
+
+class ShuffledSentences:
+    """An `Order` that permutes the sentences in each epoch.
+
+    It needs 8 bytes per sentence, and 12 more for the permutation of the latest epoch.
+    """
+
+    def __init__(self, tokens: np.ndarray, sentence_end: int, seed: int):
+        """Reads the whole file."""
+        self.start = find_sentences(tokens, sentence_end)
+        self.seed = seed
+        self.epoch = -1
+
+    def _make(self, epoch: int) -> None:
+        self.epoch = -1
+        self.sentence = self.end = np.empty(0, int)  # frees memory for the next epoch
+        self.sentence = permute(len(self.start) - 1, self.seed, epoch)
+        # end[k] is the end of sentence k in the epoch's text.
+        self.end = np.diff(self.start)[self.sentence]
+        np.cumsum(self.end, out=self.end)
+        self.epoch = epoch
+
+    def __call__(self, epoch: int, index: np.ndarray) -> np.ndarray:
+        """Returns indices in the token file from indices in the epoch's text."""
+        if epoch != self.epoch:
+            self._make(epoch)
+        k = np.searchsorted(self.end, index, side="right")
+        return index - self.end[k] + self.start[self.sentence[k] + 1]

@@ -1,11 +1,14 @@
 """Token files: each split of a corpus as a flat array on disk, which is memory-mapped.
 
 The folder is `<data_dir>/txl_jax/<corpus>-<edition>/<version>/<recipe>/`; for a
-published corpus, TFDS's blocks lie beside it. It exists only when it is complete.
+published corpus, TFDS's blocks lie beside it. It exists only when it is complete. On
+gs://, it is copied once to each host, because the files are memory-mapped.
 """
 
 import contextlib
+import errno
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -13,25 +16,26 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import AcquireReturnProxy, FileLock
 
-from txl_jax.data import corpora, remote_cache
+from txl_jax.data import corpora
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.byte_ranges import checksum
-from txl_jax.data.encode import Encoder
+from txl_jax.data.encode import Encoder, Recipe, resolve
 from txl_jax.data.options import OWN, SPLITS, DataConfig
-from txl_jax.data.recipe import Recipe, resolve
-from txl_jax.data.remote_cache import MANIFEST, RemotePath
 from txl_jax.data.text import JsonObject
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
-from txl_jax.runtime import distributed, storage
+from txl_jax.runtime import distributed, programs, storage
 
+MANIFEST = "manifest.json"
+RemotePath = Any  # an `epath.Path`, whose module only gs:// needs
 VOCAB = "vocab.json"
 FIX = "delete the folder and prepare again"
 
@@ -88,7 +92,7 @@ def _roots(config: DataConfig) -> tuple[Path, RemotePath | None]:
     if "://" not in data_dir:
         return Path(data_dir).expanduser().absolute(), None
     remote = storage.remote_path(data_dir, "data.data_dir")
-    return remote_cache.local_root(data_dir), remote
+    return _local_root(data_dir), remote
 
 
 def prepare(config: DataConfig, vocab: Vocab | None = None) -> Tokens:
@@ -127,7 +131,7 @@ def _prepare(config: DataConfig) -> Tokens:
     manifest = ""
     if remote:
         remote /= name
-        manifest = remote_cache.read_manifest(remote)
+        manifest = _read_manifest(remote)
     try:
         if not _is_complete(folder, manifest):
             with _lock(root / "txl_jax" / f"{source.name}.lock"):
@@ -135,11 +139,11 @@ def _prepare(config: DataConfig) -> Tokens:
                     pass  # made by the process that held the lock
                 elif manifest:
                     with _replacing(folder) as incomplete:
-                        remote_cache.fetch(remote, manifest, incomplete)
+                        _fetch(remote, manifest, incomplete)
                 else:
                     _make(source, recipe, vocab, folder)
         if remote and not manifest:
-            remote_cache.store(remote, folder)
+            _store(remote, folder)
     except OSError as error:
         raise UserError(
             f"cannot write {storage.place(error) or folder} ({error.strerror}): make "
@@ -229,3 +233,57 @@ def _replacing(folder: Path) -> Iterator[Path]:
         storage.sync(path)
     incomplete.rename(folder)
     storage.sync(folder.parent)
+
+
+def _local_root(data_dir: str) -> Path:
+    """Returns the folder of this host that mirrors a remote data_dir."""
+    name = hashlib.sha256(data_dir.rstrip("/").encode()).hexdigest()[:16]
+    return programs.user_cache() / name
+
+
+@contextlib.contextmanager
+def _reporting(verb: str, remote: RemotePath) -> Iterator[None]:
+    try:
+        yield
+    except storage.errors() as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            raise  # of the local disk
+        raise UserError(
+            f"cannot {verb} {remote} ({storage.one_line(error)}): check the address "
+            "and the permissions, or set data.data_dir to a local folder"
+        ) from error
+
+
+def _read_manifest(remote: RemotePath) -> str:
+    """Returns the text of the remote manifest, "" if nothing is complete."""
+    path = remote / MANIFEST
+    with _reporting("read", remote):
+        return path.read_text() if path.exists() else ""
+
+
+def _fetch(remote: RemotePath, manifest: str, folder: Path) -> None:
+    """Copies the files that the manifest lists to a folder, and verifies them."""
+    say(f"data: copying {remote} to {folder.parent}")
+    try:
+        for name, expected in json.loads(manifest)["files"].items():
+            with _reporting("read", remote):
+                (remote / name).copy(folder / name)
+            if (digest := checksum(folder / name)) != expected:
+                raise ValueError(f"{name} has SHA-256 {digest} instead of {expected}")
+    except DAMAGE as error:
+        raise UserError(
+            f"{remote} is damaged ({error}): delete the folder and prepare again"
+        ) from error
+    (folder / MANIFEST).write_text(manifest, "utf-8")
+
+
+def _store(remote: RemotePath, folder: Path) -> None:
+    """Copies a folder to gs://, its manifest last: only then is it complete.
+
+    Two hosts may do it at once, because both write the same bytes.
+    """
+    say(f"data: copying {folder} to {remote}")
+    names = sorted((path.name for path in folder.iterdir()), key=MANIFEST.__eq__)
+    with _reporting("write", remote):
+        for name in names:
+            type(remote)(folder / name).copy(remote / name, overwrite=True)
