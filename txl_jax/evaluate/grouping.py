@@ -73,7 +73,7 @@ def count_segments(
         return requested
     if config.in_sequence:
         return 1
-    is_gpu = target_device(mesh and mesh.abstract_mesh).platform == "gpu"
+    is_gpu = target_device(mesh.abstract_mesh if mesh else None).platform == "gpu"
     devices = shards(mesh, "B") if mesh else 1
     rows = max(B * L // devices, 1)  # of a segment on one device
     least = -(-M // L) if P > 1 else 1  # of a piece, which has at least M tokens
@@ -132,7 +132,7 @@ def window_tokens(
     if selected(config, B, M + T, T, mesh) not in WASTEFUL:
         return T
     most = (M + L) * 4 // 3 - M
-    if target_device(mesh and mesh.abstract_mesh).platform == "cpu":
+    if target_device(mesh.abstract_mesh if mesh else None).platform == "cpu":
         most = min(most, CPU_ROWS // B)
     parts = (n for n in range(1, segments + 1) if segments % n == 0)
     return next(segments // n * L for n in parts if segments // n * L <= max(most, L))

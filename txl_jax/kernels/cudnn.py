@@ -1,9 +1,8 @@
 """Attention by cuDNN's flash kernel, whose bias is the position scores.
 
 One product computes these by distance, in the operands' dtype, and one pass re-indexes
-them by key and masks them, as the backward pass does in reverse. The content scores
-stay on the chip in float32. So that no array of scores is transposed, heads are outside
-the streams, for cuDNN S = H B streams of one head.
+them by key and masks them. Heads are outside the streams, for cuDNN S = H B streams of
+one head, so that no array of scores is transposed.
 
 Dims: R distances, Y nearest keys, T = B L queries.
 """
@@ -21,15 +20,14 @@ from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.xla import heads_first, pad_front, realign, visible_BLK, with_bias
 
-CAPABILITY = 8.0  # the lowest compute capability with bfloat16
-HEAD_SIZE = 128  # the largest with gradients on every such device
+HEAD_SIZE = 128  # the largest with gradients on all GPUs
 
 
-def obstacle(device: jax.Device, A: int, dtype: DTypeLike, dropout: bool) -> str:
+def obstacle(device: object, A: int, dtype: DTypeLike, dropout: bool) -> str:
     """Returns why the kernel does not apply to heads of A features, or ""."""
     capability = getattr(device, "compute_capability", "")
-    if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < CAPABILITY:
-        return f"needs an NVIDIA GPU of compute capability {CAPABILITY} or more"
+    if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < 8:
+        return "needs an NVIDIA GPU of compute capability 8.0 or more"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return "computes in bfloat16: set model.dtype=bfloat16"
     if dropout:
@@ -42,8 +40,8 @@ def rel_attention(
 ) -> Array:
     """Returns o_BLHA, as `xla.rel_attention` does, but for rounded position scores.
 
-    implementation: "xla" computes the same on any device, and in float32, too. Raises
-    UserError where the kernel does not apply.
+    implementation: "xla" computes it on any device, and in float32. Raises UserError
+    where the kernel does not apply.
     """
     q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout = operands
     (B, L, H, A), K, dtype = q_BLHA.shape, k_BKHA.shape[1], q_BLHA.dtype
@@ -53,26 +51,26 @@ def rel_attention(
             raise UserError(f'model.kernel = "cudnn" {reason}, or another kernel')
     # With a bias, cuDNN needs even numbers of queries and keys. If the last half of a
     # tile of 128 keys is missing, some versions return NaN for a query whose scores are
-    # all below -88 (github.com/pytorch/pytorch/issues/196678). Tokens of padding see
-    # themselves; hidden keys are in front.
+    # all below -88 (github.com/pytorch/pytorch/issues/196678). A query of padding sees
+    # its own key; keys of padding are the oldest.
     more = L % 2
     front = (K + more) % 2
     front += 64 * ((K + more + front) % 128 == 64)
-    q_BLHA, k_BKHA, v_BKHA = (
-        jnp.pad(x, ((0, 0), (before, more), (0, 0), (0, 0)))
-        for x, before in ((q_BLHA, 0), (k_BKHA, front), (v_BKHA, front))
-    )
-    oldest_BL = jnp.pad(oldest_BL, ((0, 0), (0, more)), "edge") + front
+
+    def lay_out(x_BLHA: Array, front: int) -> Array:
+        widths = ((0, 0), (0, 0), (front, more), (0, -A % 8))
+        x_HBLA = jnp.pad(heads_first(x_BLHA), widths)
+        return x_HBLA.reshape(H * B, -1, 1, x_HBLA.shape[-1])
+
     score_HBLR = position_scores(q_BLHA, position, K)
-    R, K = score_HBLR.shape[-1], K + front + more
-    bias_HBLK = shift_and_mask(score_HBLR, oldest_BL, R, K)
-
-    def fold(x_BLHA: Array) -> Array:
-        x_SL1A = heads_first(x_BLHA).reshape(H * B, -1, 1, A)
-        return jnp.pad(x_SL1A, ((0, 0), (0, 0), (0, 0), (0, -A % 8)))
-
+    score_HBLR = jnp.pad(score_HBLR, ((0, 0), (0, 0), (0, more), (0, 0)))
+    oldest_BL = jnp.pad(oldest_BL, ((0, 0), (0, more)), "edge") + front
+    K += front + more
+    bias_HBLK = shift_and_mask(score_HBLR, oldest_BL, score_HBLR.shape[-1], K)
     o_SL1A = jax.nn.dot_product_attention(
-        *map(fold, (with_bias(q_BLHA, position.u_HA), k_BKHA, v_BKHA)),
+        lay_out(with_bias(q_BLHA, position.u_HA), 0),
+        lay_out(k_BKHA, front),
+        lay_out(v_BKHA, front),
         bias=bias_HBLK.reshape(H * B, 1, L + more, K),
         scale=A**-0.5,
         implementation=implementation,
@@ -90,8 +88,7 @@ def position_scores(q_BLHA: Array, position: PositionTerms, K: int) -> Array:
     r_RHA, _, w_HA, bias_HR = position
     score_HBLR = jnp.zeros((H, 1, 1, 1), jnp.float32)
     if r_RHA is not None:
-        if len(r_RHA) < K:
-            r_RHA -= r_RHA[:1]
+        r_RHA = r_RHA - r_RHA[:1] if len(r_RHA) < K else r_RHA
         # The scale is in the queries, of which there are fewer than scores.
         q_BLHA = with_bias(q_BLHA.astype(jnp.float32), w_HA) * scale
         # r's gradient sums over one dimension, T = B L: with two, the compiler would
@@ -100,11 +97,9 @@ def position_scores(q_BLHA: Array, position: PositionTerms, K: int) -> Array:
         score_HTR = jnp.einsum("HTA,RHA->HTR", q_HTA, r_RHA)
         score_HBLR = score_HTR.reshape(H, B, L, len(r_RHA))
     if bias_HR is not None:
-        bias_HR = bias_HR.astype(jnp.float32) * scale
-        if bias_HR.shape[1] < K:
-            bias_HR -= bias_HR[:, :1]
-        score_HBLR += bias_HR[:, None, None]
-    # The sum over streams and queries that is the bias's gradient is float32.
+        bias_HR = bias_HR - bias_HR[:, :1] if bias_HR.shape[1] < K else bias_HR
+        score_HBLR += bias_HR[:, None, None].astype(jnp.float32) * scale
+    # Before the cast: the bias's gradient, a sum over streams and queries, is float32.
     R = score_HBLR.shape[-1]
     return jnp.broadcast_to(score_HBLR, (H, B, L, R)).astype(dtype)
 
