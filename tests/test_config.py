@@ -107,17 +107,13 @@ model.cutoffs=5,9 model.tie_projs=true | model.tie_projs | for each of the 3 clu
 model.initial_memory=zeros train.order=roll | train.order | set model.initial_memory to
 model.initial_memory=zeros train.reset_memory_at=3 | train.reset_memory_at | initial_mem
 model.position=sinusoidal           | model.position | set mem_len to 0
-model.position=shaw                 | model.position | n_position | need a table of
-model.position=none model.untie_r=true | model.untie_r has no effect | none
-model.gate=gru                      | model.gate = "gru" needs model.pre_lnorm=true
-model.retrieval_len=16              | model.retrieval_top_k = 32 must be at most | = 16
+model.position=shaw                 | model.position | needs model.n_position
+model.retrieval_len=16              | model.retrieval_len = 16 | top_k = 32
 model.retrieval_len=64 model.mem_len=0 | model.retrieval_len = 64 | set mem_len above 0
-model.recurrence=same model.mem_len=0 | model.recurrence = "same" | mem_len above 0
 model.position=rotary model.d_head=3 | model.d_head = 3 | rotates pairs
 eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false
-model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | a rate
-model.compression=conv | model.compressed_len = 0 | compression = "conv" | no effect
-{Z} generate.mem_len=1 | mem_len = 1 | model.compression_rate = 3 | raise mem_len
+model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | from 1
+{Z} generate.mem_len=1 | mem_len = 1 | model.compression_rate = 3
 {Z} mesh.segments=2 | mesh.segments = 2 | model.compressed_len = 4 | mesh.segments to 1
 {Z} {G} | train.gradient_segments = 2 | model.compressed_len = 4 | of the one before
 model.memory_tokens=4 | model.memory_tokens = 4 | train.gradient_segments above 1
@@ -146,7 +142,6 @@ model.recurrence=same mesh.segments=2 | mesh.segments = 2 | set mesh.segments to
 train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to 0
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0
-optim.schedule=constant optim.min_lr_ratio=1 | optim.min_lr_ratio
 eval.dynamic_lr=1                   | eval.dynamic_lr needs eval.dynamic = "rms"
 eval.dynamic=rms eval.streams=1     | needs a learning rate
 {DYNAMIC} eval.dynamic_segments=9  | dynamic_segments needs eval.dynamic = "rms"

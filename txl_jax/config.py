@@ -20,11 +20,17 @@ from txl_jax.aot.options import CompileConfig
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.data.options import SLACK, DataConfig
-from txl_jax.errors import UserError, nearest
+from txl_jax.errors import UserError, nearest, refuse
 from txl_jax.evaluate.options import BOOLS, EvalConfig, ScoreConfig, evaluation_model
 from txl_jax.generate.options import GenerateConfig, generation_model
-from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
-from txl_jax.model.families import huggingface, nvidia, pytorch, tensorflow
+from txl_jax.model.config import (
+    ABSOLUTE_POSITIONS,
+    ModelConfig,
+    huggingface,
+    nvidia,
+    pytorch,
+    tensorflow,
+)
 from txl_jax.paper.options import AttentionConfig, ReclConfig, TableConfig
 from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.runtime import storage
@@ -58,89 +64,90 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raises UserError for sections that do not fit together."""
+        model, train, eval = self.model, self.train, self.eval
         self._check_context()
-        self._check_positions()
+        self._check_segments()
         resets = {
-            "train.reset_memory_at": self.train.reset_memory_at != OFF,
-            'train.order = "roll"': self.train.order == "roll",
-            "eval.reset_memory_at": self.eval.reset_memory_at != OFF,
+            "train.reset_memory_at": train.reset_memory_at != OFF,
+            'train.order = "roll"': train.order == "roll",
+            "eval.reset_memory_at": eval.reset_memory_at != OFF,
         }
         for name, on in resets.items():
-            if on and self.model.initial_memory == "zeros":
-                raise UserError(
-                    f"{name} starts documents in mid-segment, where a memory of zeros "
-                    "has no effect: leave it out, or set model.initial_memory to "
-                    '"empty"'
-                )
-        if self.eval.dynamic and self.mesh.segments > 1:
-            raise UserError(
-                f'eval.dynamic = "{self.eval.dynamic}" reads one segment after the '
-                f"other, which mesh.segments = {self.mesh.segments} cannot split: set "
-                "mesh.segments to 1"
+            refuse(
+                on and model.initial_memory == "zeros",
+                f"{name} starts documents in mid-segment, where a memory of zeros has "
+                'no effect: leave it out, or set model.initial_memory to "empty"',
             )
-        self.model.check_training_memory()
-        evaluation_model(self.model, self.eval)
-        generation_model(self.model, self.generate)
+        refuse(
+            0 < model.retrieval_len <= model.mem_len,
+            f"model.retrieval_len = {model.retrieval_len} must be above model.mem_len "
+            f"= {model.mem_len}: what the memory shows is not retrieved",
+        )
+        evaluation_model(model, eval)
+        generation_model(model, self.generate)
 
     def _check_context(self) -> None:
-        if self.train.ext_len and self.model.mem_len:
-            raise UserError(
-                f"train.ext_len = {self.train.ext_len} with model.mem_len = "
-                f"{self.model.mem_len} would read tokens twice: set one of them to 0"
+        """Raises UserError for tokens that are read twice or lack a position."""
+        model, train, eval = self.model, self.train, self.eval
+        refuse(
+            train.ext_len and model.mem_len,
+            f"train.ext_len = {train.ext_len} with model.mem_len = {model.mem_len} "
+            "would read tokens twice: set one of them to 0",
+        )
+        refuse(
+            eval.ext_len and model.memory_tokens,
+            f"eval.ext_len = {eval.ext_len} reads tokens again, which "
+            f"model.memory_tokens = {model.memory_tokens} have read: set it to 0",
+        )
+        for section in ("eval", "generate"):
+            mem_len = getattr(self, section).mem_len
+            refuse(
+                model.position in ABSOLUTE_POSITIONS and mem_len,
+                f"{section}.mem_len = {mem_len}: a model with model.position = "
+                f'"{model.position}" has no memory; set it to 0, and eval.ext_len for '
+                "context",
             )
-        carries = self.model.has_memory and self.model.initial_memory == "empty"
-        if self.train.gradient_segments > 1 and not carries:
-            raise UserError(
-                f"train.gradient_segments = {self.train.gradient_segments} needs a "
-                "memory that starts empty: set model.mem_len, with a relative "
-                'model.position, and leave model.initial_memory at "empty"'
+        width = train.ext_len + train.tgt_len + SLACK * train.varlen
+        lengths = {
+            f"train.ext_len + train.tgt_len (+ {SLACK} with train.varlen)": width,
+            "eval.ext_len + eval.tgt_len": eval.ext_len + eval.tgt_len,
+        }
+        for fields, length in lengths.items():
+            refuse(
+                model.position == "learned" and length > model.n_position,
+                f"{fields} = {length} tokens exceed model.n_position = "
+                f"{model.n_position}: raise it, or read fewer at once",
             )
-        if W := self.model.memory_tokens:
-            if self.train.gradient_segments == 1:
-                raise UserError(
-                    f"model.memory_tokens = {W} learns what to write from later "
-                    "segments: set train.segments_per_call, train.segments_per_update "
-                    "and train.gradient_segments above 1"
-                )
-            if self.eval.ext_len:
-                raise UserError(
-                    f"eval.ext_len = {self.eval.ext_len} reads tokens again, which "
-                    f"model.memory_tokens = {W} have read: set it to 0"
-                )
+
+    def _check_segments(self) -> None:
+        """Raises UserError for segments that cannot be read together, or must be."""
+        model, G = self.model, self.train.gradient_segments
+        refuse(
+            G > 1 and not (model.has_memory and model.initial_memory == "empty"),
+            f"train.gradient_segments = {G} needs a memory that starts empty: set "
+            "model.mem_len, with a relative model.position, and leave "
+            'model.initial_memory at "empty"',
+        )
+        refuse(
+            model.memory_tokens and G == 1,
+            f"model.memory_tokens = {model.memory_tokens} learns what to write from "
+            "later segments: set train.segments_per_call, train.segments_per_update "
+            "and train.gradient_segments above 1",
+        )
         together = {
-            "train.gradient_segments": self.train.gradient_segments,
+            "train.gradient_segments": G,
             "eval.segments_per_step": self.eval.segments_per_step,
             "mesh.segments": self.mesh.segments,
         }
         for name, count in together.items():
-            if self.model.in_sequence and count not in (0, 1):
-                raise UserError(
-                    f"{name} = {count} reads segments together, and with "
-                    f"{self.model.in_sequence} each needs the outputs of the one "
-                    f"before: set {name} to 1"
-                )
-        for section in ("eval", "generate"):
-            mem_len = getattr(self, section).mem_len
-            if self.model.position in ABSOLUTE_POSITIONS and mem_len:
-                raise UserError(
-                    f"{section}.mem_len = {mem_len}: a model with model.position = "
-                    f'"{self.model.position}" has no memory; set it to 0, and '
-                    "eval.ext_len for context"
-                )
-
-    def _check_positions(self) -> None:
-        """Raises UserError if more tokens are read at once than positions exist."""
-        width = self.train.ext_len + self.train.tgt_len + SLACK * self.train.varlen
-        lengths = {
-            f"train.ext_len + train.tgt_len (+ {SLACK} with train.varlen)": width,
-            "eval.ext_len + eval.tgt_len": self.eval.ext_len + self.eval.tgt_len,
-        }
-        for fields, length in lengths.items():
-            if self.model.position == "learned" and length > self.model.n_position:
-                raise UserError(
-                    f"{fields} = {length} tokens exceed model.n_position = "
-                    f"{self.model.n_position}: raise it, or read fewer at once"
-                )
+            in_sequence = model.in_sequence
+            if self.eval.dynamic and name == "mesh.segments":
+                in_sequence = f'eval.dynamic = "{self.eval.dynamic}"'
+            refuse(
+                in_sequence and count not in (0, 1),
+                f"{name} = {count} reads segments together, and with {in_sequence} "
+                f"each needs the results of the one before: set {name} to 1",
+            )
 
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number"}  # of flags

@@ -56,6 +56,12 @@ class UserError(Exception):
         super().__init__(line)
 
 
+def refuse(wrong: object, line: str) -> None:
+    """Raises UserError with the line if `wrong` is true."""
+    if wrong:
+        raise UserError(line)
+
+
 @contextlib.contextmanager
 def prefixed(name: Any) -> Iterator[None]:
     """Puts the name of a file or field before the line of a UserError."""

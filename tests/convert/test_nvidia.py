@@ -14,7 +14,7 @@ from txl_jax.convert import pickle as inert
 from txl_jax.convert.formats import read_nvidia
 from txl_jax.data.options import DataConfig
 from txl_jax.data.word import WordVocab
-from txl_jax.model import families
+from txl_jax.model import config as models
 
 PATH = recorded.FOLDER / "nvidia.pt"
 
@@ -27,7 +27,7 @@ def test_a_checkpoint_is_read_in_full() -> None:
     same = ("vocab_size", "n_layer", "d_model", "d_embed", "n_head", "d_head")
     also = ("d_inner", "cutoffs", "div_val", "tie_projs", "mem_len", "clamp_len")
     fields = {name: getattr(config, name) for name in (*same, *also)}
-    expected = families.nvidia(**fields, same_length=True, dropout=0.0)
+    expected = models.nvidia(**fields, same_length=True, dropout=0.0)
     assert source.model == expected and expected.same_length_self
     assert isinstance(source.vocab, WordVocab)
     assert source.vocab.words == recorded.WORDS

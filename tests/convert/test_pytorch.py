@@ -18,7 +18,7 @@ from tests.support.tiny import assert_equal
 from txl_jax.convert import huggingface, pytorch
 from txl_jax.convert.pickle import read
 from txl_jax.convert.pytorch import arrays
-from txl_jax.model import families
+from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 
 State = dict[str, np.ndarray]
@@ -66,7 +66,7 @@ def test_files_of_torch_are_read(name: str, layout: str) -> None:
     same = ("vocab_size", "n_layer", "d_model", "d_embed", "n_head", "d_head")
     also = ("d_inner", "cutoffs", "div_val", "tie_weights", "tie_projs", "mem_len")
     fields = {field: getattr(config, field) for field in (*same, *also)}
-    assert result == families.pytorch(**fields)
+    assert result == models.pytorch(**fields)
 
 
 def test_learned_distances_are_converted() -> None:

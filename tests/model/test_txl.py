@@ -14,7 +14,6 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from tests import reference
 from tests.reference import Array
 from tests.support import tiny
-from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.memory import Memory
@@ -253,7 +252,7 @@ def test_embeddings_replace_tokens() -> None:
         memory = expected[1]
     wrong: Any = (None, None), (tokens_BL, jnp.ones((B, L, tiny.D)))
     for tokens, inputs in wrong:
-        with pytest.raises(UserError, match="either tokens_BL or inputs_BLD"):
+        with pytest.raises(ValueError, match="either tokens_BL or inputs_BLD"):
             apply(tokens, memory, inputs_BLD=inputs)
 
 

@@ -17,7 +17,7 @@ from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
-from txl_jax.model import families
+from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
@@ -84,7 +84,7 @@ def read_nvidia(source: str, data: DataConfig, _: Stated) -> Source:
         }
         with prefixed(path):
             fields = saved["model_config"]
-            model, params = pytorch.from_fields(state, fields, families.nvidia)
+            model, params = pytorch.from_fields(state, fields, models.nvidia)
     except DAMAGE as error:
         raise UserError(
             f"{path} is not a checkpoint of NVIDIA's code: {error!r}"

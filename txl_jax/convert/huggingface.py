@@ -18,7 +18,7 @@ from txl_jax.convert import pickle, pytorch
 from txl_jax.convert.pytorch import Keys, State, arrays
 from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError, prefixed
-from txl_jax.model import families
+from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.checksum import DAMAGE
 
@@ -87,7 +87,7 @@ def from_state_dict(
     fields = {**DEFAULTS, **stated}
     scales = ("layer_norm_epsilon", "init_std", "proj_init_std")
     numbers = {name: float(fields[name]) for name in scales}
-    family = functools.partial(families.huggingface, **numbers)
+    family = functools.partial(models.huggingface, **numbers)
     model, params = pytorch.from_fields(_rename(state, fields), fields, family)
     sizes = {name: getattr(model, name) for name in SIZES}
     sizes["d_embed"] = model.embed_size

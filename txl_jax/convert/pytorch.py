@@ -17,7 +17,7 @@ from flax.traverse_util import unflatten_dict
 
 from txl_jax.convert.pickle import Object, Value
 from txl_jax.errors import UserError
-from txl_jax.model import families
+from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.checksum import DAMAGE
 
@@ -147,7 +147,7 @@ def from_state_dict(
     return from_keys(
         Keys(state),
         cutoffs,
-        families.pytorch,
+        models.pytorch,
         mem_len=mem_len,
         clamp_len=clamp_len,
         same_length=same_length,

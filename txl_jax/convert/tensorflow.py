@@ -27,7 +27,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from txl_jax.convert import pytorch
 from txl_jax.convert.pytorch import Keys, Params
 from txl_jax.errors import UserError, prefixed
-from txl_jax.model import families
+from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.checksum import DAMAGE
 
@@ -86,7 +86,7 @@ def read(
         config, params = pytorch.from_keys(
             Keys(state, _rename),
             cutoffs,
-            families.tensorflow,
+            models.tensorflow,
             mem_len=mem_len,
             clamp_len=clamp_len,
             same_length=same_length,

@@ -21,8 +21,7 @@ from txl_jax.kernels.dispatch import fastest
 from txl_jax.kernels.operands import Operands
 from txl_jax.kernels.sharded import device_memory, target_device
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.halo import check_pieces
-from txl_jax.model.memory.same_layer import check_in_sequence
+from txl_jax.model.memory.halo import check_together
 from txl_jax.model.positions import bias_shape, distances, position_terms
 from txl_jax.sharding.rules import shards
 
@@ -68,8 +67,7 @@ def count_segments(
     P, M = mesh.shape["segments"] if mesh else 1, config.mem_len
     if requested:
         if requested > 1:
-            check_in_sequence(config, P, requested * L, L)
-            check_pieces(config, P, requested * L, M, L)
+            check_together(config, P, requested * L, M, L)
         return requested
     if config.in_sequence:
         return 1

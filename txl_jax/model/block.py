@@ -10,8 +10,8 @@ from txl_jax.model.dropout import Dropout
 from txl_jax.model.gate import add_residual
 from txl_jax.model.initializers import feature_norm, normal, weight, weights
 from txl_jax.model.memory.compressive import Compression, CompressiveLayer
+from txl_jax.model.memory.kinds import keep_outputs
 from txl_jax.model.memory.protocol import Kept, LayerMemory
-from txl_jax.model.memory.same_layer import keep
 from txl_jax.model.positions import add_to_inputs
 
 # Of gated feed-forwards; the GELU is the approximation by tanh.
@@ -87,4 +87,4 @@ class Block(nn.Module):
             compress = Compression(self.config, name="compression")
             kept = compress(kept, layer, oldest_BL, attention.variables["params"])
         h_BLD = FeedForward(self.config, name="feed_forward")(h_BLD)
-        return h_BLD, keep(self.config, attention, layer, kept, h_BLD)
+        return h_BLD, keep_outputs(self.config, attention, layer, kept, h_BLD)

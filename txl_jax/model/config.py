@@ -1,12 +1,13 @@
 """The sizes and variants of a Transformer-XL, under the paper's names."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, nearest, refuse
 from txl_jax.fields import at_least, check, field, fraction, one_of, positive
-from txl_jax.model.memory_fields import ABSOLUTE_POSITIONS, MemoryFields
-from txl_jax.model.remat import REMAT_NAMES, parse_remat
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Kernels of the attention; "auto" = the fastest for the device.
 KERNELS = ("auto", "xla", "chunked", "cudnn", "tpu")
@@ -21,20 +22,25 @@ POSITIONS = (
     "t5",  # Raffel et al. 2020: a bias for each bucket of distances
     "none",
 )
+ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
 LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")
 RECURRENCES = ("below", "same")  # section 3.2; Ding et al. 2021 for "same"
 NORMS = ("layer", "rms")  # Zhang and Sennrich 2019 for "rms"
 COMPRESSIONS = ("mean", "max", "conv")
 FEED_FORWARDS = ("relu", "geglu", "swiglu")  # Shazeer 2020 for the gated two
+REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
+# Queries, keys, values, projected distances, the results of `chunked` and `tpu`, the
+# feed-forward's inner features, and the sums with the residual.
+REMAT_NAMES = ("q", "k", "v", "r", "o", "hidden", "sum")
 GATES = ("none", "gru")  # of residuals; Parisotto et al. 2020 for "gru"
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig(MemoryFields):
+class ModelConfig:
     """A Transformer-XL; the defaults are the paper's 12 layers for enwik8 (Table 2).
 
-    `fields` constrains single values; the checks below and in `MemoryFields` refuse
-    combinations, and `config.Config` those of several sections.
+    `fields` constrains single values; the checks below refuse combinations, and
+    `config.Config` those of several sections.
     """
 
     vocab_size: int = field(0, help="Vocabulary size. 0 takes it from the data.")
@@ -213,68 +219,89 @@ class ModelConfig(MemoryFields):
         check(self, "model")
         self._check_clusters()
         self._check_position()
-        self.check_memory()
+        self._check_memory()
         parse_remat(self.remat_policy)
-        if self.gate != "none" and not self.pre_lnorm:
-            raise UserError(
-                f'model.gate = "{self.gate}" needs model.pre_lnorm=true: a norm after '
-                "the gate would undo what the gate keeps"
-            )
 
     def _check_clusters(self) -> None:
-        ends = (0, *self.cutoffs, self.vocab_size or 2**62)
-        if any(low >= high for low, high in zip(ends, ends[1:], strict=False)):
-            raise UserError(
-                f"model.cutoffs = {self.cutoffs} must be rising, above 0 and below the "
-                f"vocabulary's {self.vocab_size or 'size'}"
-            )
-        if not self.embed_sizes[-1]:
-            raise UserError(
-                f"model.div_val = {self.div_val} leaves the embeddings of the last of "
-                f"{len(self.embed_sizes)} clusters without features: decrease it"
-            )
-        if self.tie_projs and len(self.tie_projs) != len(self.embed_sizes):
-            raise UserError(
-                f"model.tie_projs = {self.tie_projs} must be true or false for each "
-                f"of the {len(self.embed_sizes)} clusters, or empty"
-            )
+        ends, sizes = (0, *self.cutoffs, self.vocab_size or 2**62), self.embed_sizes
+        refuse(
+            any(low >= high for low, high in zip(ends, ends[1:], strict=False)),
+            f"model.cutoffs = {self.cutoffs} must be rising, above 0 and below the "
+            f"vocabulary's {self.vocab_size or 'size'}",
+        )
+        refuse(
+            not sizes[-1],
+            f"model.div_val = {self.div_val} leaves the embeddings of the last of "
+            f"{len(sizes)} clusters without features: decrease it",
+        )
+        refuse(
+            len(self.tie_projs) not in (0, len(sizes)),
+            f"model.tie_projs = {self.tie_projs} must be true or false for each of the "
+            f"{len(sizes)} clusters, or empty",
+        )
 
     def _check_position(self) -> None:
-        if self.d_model % 2:
-            raise UserError(
-                f"model.d_model = {self.d_model} must be even: half of a position's "
-                "features are sines, half are cosines"
-            )
-        if self.position in ABSOLUTE_POSITIONS and self.mem_len:
-            raise UserError(
-                f'model.position = "{self.position}" with a memory of mem_len = '
-                f"{self.mem_len} gives two tokens one position: set mem_len to 0, or "
-                "use a relative position"
-            )
-        if (self.position in LEARNED_POSITIONS) != (self.n_position > 0):
-            raise UserError(
-                f'model.position = "{self.position}" with n_position = '
-                f"{self.n_position}: {', '.join(LEARNED_POSITIONS)} need a table of "
-                "n_position rows, the other positions have none"
-            )
-        if self.untie_r and self.position != "transformer_xl":
-            raise UserError(
-                f'model.untie_r has no effect with model.position = "{self.position}"'
-            )
-        if self.position == "rotary" and self.d_head % 2:
-            raise UserError(
-                f"model.d_head = {self.d_head} must be even: "
-                'model.position = "rotary" rotates pairs of features'
-            )
-        if self.position == "rotary" and self.clamp_len:
-            raise UserError(
-                f"clamp_len = {self.clamp_len} has no effect with model.position = "
-                '"rotary", whose distances have no limit: set it to 0'
-            )
-        if self.same_length and not self.mem_len and not self.same_length_self:
-            raise UserError(
-                "same_length with mem_len = 0 would leave no key visible: set mem_len, "
-                "or same_length=false"
+        refuse(
+            self.d_model % 2,
+            f"model.d_model = {self.d_model} must be even: half of a position's "
+            "features are sines, half are cosines",
+        )
+        refuse(
+            self.position in ABSOLUTE_POSITIONS and self.mem_len,
+            f'model.position = "{self.position}" with a memory of mem_len = '
+            f"{self.mem_len} gives two tokens one position: set mem_len to 0, or use a "
+            "relative position",
+        )
+        refuse(
+            self.position in LEARNED_POSITIONS and not self.n_position,
+            f'model.position = "{self.position}" needs model.n_position, the rows of '
+            "its table",
+        )
+        refuse(
+            self.position == "rotary" and self.d_head % 2,
+            f'model.d_head = {self.d_head} must be even: model.position = "rotary" '
+            "rotates pairs of features",
+        )
+        refuse(
+            self.same_length and not self.mem_len and not self.same_length_self,
+            "same_length with mem_len = 0 would leave no key visible: set mem_len, or "
+            "same_length=false",
+        )
+
+    def _check_memory(self) -> None:
+        """Raises UserError for kinds of memory that do not combine."""
+        T, Z, C = self.retrieval_len, self.compressed_len, self.compression_rate
+        refuse(
+            T and not (self.mem_len and T >= self.retrieval_top_k),
+            f"model.retrieval_len = {T} must be at least model.retrieval_top_k = "
+            f"{self.retrieval_top_k}, and extends a memory: set mem_len above 0",
+        )
+        refuse(
+            Z and not 0 < C <= self.mem_len,
+            f"model.compressed_len = {Z} needs model.compression_rate = {C}, the "
+            f"states that leave together, to be from 1 to mem_len = {self.mem_len}",
+        )
+        one = {
+            'model.recurrence = "same"': self.recurrence == "same",
+            'model.initial_memory = "zeros"': self.initial_memory == "zeros",
+        }
+        slots = one | {"model.retrieval_len": T > 0, "same_length": self.same_length}
+        tokens = slots | {
+            "model.compressed_len": Z > 0,
+            f'model.position = "{self.position}"': self.position in ABSOLUTE_POSITIONS,
+            # Without a norm or a gate, written tokens grow from segment to segment.
+            "model.pre_lnorm": self.pre_lnorm and self.gate == "none",
+        }
+        for name, size, others in (
+            ("retrieval_len", T, one),
+            ("compressed_len", Z, slots),
+            ("memory_tokens", self.memory_tokens, tokens),
+        ):
+            wrong = [other for other, is_set in others.items() if is_set]
+            refuse(
+                size and wrong,
+                f"model.{name} = {size} does not combine with {' or '.join(wrong)}: "
+                "leave one of them out",
             )
 
     @property
@@ -301,8 +328,83 @@ class ModelConfig(MemoryFields):
         ]
 
     @property
-    def compute_dtype(self) -> Any:
+    def retrieval_index(self) -> int:
+        """The index of the layer that retrieves, from 0."""
+        return -(-3 * self.n_layer // 4) - 1  # as in Wu et al. 2022
+
+    @property
+    def mem_slots(self) -> int:
+        """The keys before a segment: mem_len, compressed ones, and pending states."""
+        Z, C = self.compressed_len, self.compression_rate
+        return self.mem_len + (Z + C - 1 if Z else 0)
+
+    @property
+    def in_sequence(self) -> str:
+        """The field with which a segment needs all layers of the one before; "" = none.
+
+        Such segments cannot be computed together.
+        """
+        if self.recurrence == "same":
+            return 'model.recurrence = "same"'
+        return f"model.compressed_len = {Z}" if (Z := self.compressed_len) else ""
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether a segment depends on earlier ones."""
+        return self.mem_len > 0 or self.memory_tokens > 0
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the kind of memory has no form with keys and values."""
+        return self.compressed_len > 0 or self.memory_tokens > 0
+
+    @property
+    def compute_dtype(self) -> "np.dtype[Any]":
         """The dtype of activations and memory."""
         import jax.numpy as jnp  # here: the command line is parsed without jax
 
         return jnp.dtype(self.dtype)
+
+
+def parse_remat(policy: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the kind and the names of a remat policy; raises UserError."""
+    kind, colon, text = policy.partition(":")
+    names = tuple(text.split(",")) if colon else ()
+    if kind in ("save", "offload") and set(names) <= set(REMAT_NAMES) and names:
+        return kind, names
+    if policy in REMAT_POLICIES[:3]:
+        return kind, ()
+    raise UserError(
+        f"model.remat_policy = {policy!r} must be one of {', '.join(REMAT_POLICIES)}"
+        f"{nearest(policy, REMAT_POLICIES)}; NAMES are some of {', '.join(REMAT_NAMES)}"
+    )
+
+
+# What the code bases of published models do differently, besides their sizes.
+
+
+def pytorch(**fields: Any) -> ModelConfig:
+    """Returns the config of a model of the paper's PyTorch code."""
+    std = fields.get("init_std", ModelConfig.init_std)
+    return ModelConfig(**{"norm_init_std": std} | fields)
+
+
+def nvidia(**fields: Any) -> ModelConfig:
+    """Returns the config of a model of NVIDIA's PyTorch code."""
+    return pytorch(**{"same_length_self": True} | fields)
+
+
+def huggingface(**fields: Any) -> ModelConfig:
+    """Returns the config of a model of Hugging Face's port."""
+    return pytorch(**{"initial_memory": "zeros", "untie_r": True} | fields)
+
+
+def tensorflow(**fields: Any) -> ModelConfig:
+    """Returns the config of a model of the paper's TensorFlow code."""
+    fields = {
+        "layer_norm_epsilon": 1e-12,
+        "initial_memory": "zeros",
+        "same_length_self": True,
+        **fields,
+    }
+    return ModelConfig(**fields)

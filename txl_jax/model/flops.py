@@ -53,7 +53,7 @@ def compression_products(config: ModelConfig, L: int, training: bool) -> float:
     Training adds those of the attention to old and new states, of which only the new
     ones have a gradient.
     """
-    if config.compression != "conv":
+    if config.compression != "conv" or not config.compressed_len:
         return 0.0
     D, HA = config.d_model, config.n_head * config.d_head
     new = L / config.compression_rate  # slots

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Weight
@@ -182,11 +181,11 @@ def sinusoidal(config: ModelConfig, L: int) -> Array:
 def learned(config: ModelConfig, weight: Weight, L: int) -> Array:
     """Returns a layer's learned rows 0, ..., L - 1 (Al-Rfou et al. 2018).
 
-    Raises UserError if the table has fewer rows.
+    Raises ValueError if the table has fewer rows.
     """
     P = config.n_position
     if L > P:
-        raise UserError(
+        raise ValueError(
             f"a segment of {L} tokens needs more than model.n_position = {P} "
             "positions: shorten the segment (tgt_len, ext_len) or raise n_position"
         )

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.errors import UserError
 from txl_jax.kernels.sharded import (
     count_pieces,
     join_pieces,
@@ -16,19 +15,17 @@ from txl_jax.kernels.sharded import (
 )
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block
-from txl_jax.model.config import ModelConfig
+from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import keep_sums, weight
 from txl_jax.model.memory.cache import Memory
-from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
+from txl_jax.model.memory.halo import HaloMemory, check_together, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
 from txl_jax.model.memory.kinds import make_parameter, open_memory, show_zeros
 from txl_jax.model.memory.memory_tokens import with_memory_tokens
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
 from txl_jax.model.memory.retrieval import layer_axes
-from txl_jax.model.memory.same_layer import check_in_sequence
 from txl_jax.model.positions import SCHEMES, bias_shape
-from txl_jax.model.remat import parse_remat
 
 
 class TransformerXL(nn.Module):
@@ -107,13 +104,12 @@ class TransformerXL(nn.Module):
         """
         config = self.config
         if (tokens_BL is None) == (inputs_BLD is None):
-            raise UserError("give either tokens_BL or inputs_BLD")
+            raise ValueError("give either tokens_BL or inputs_BLD")
         inputs = jnp.asarray(inputs_BLD if tokens_BL is None else tokens_BL)
         L, M = inputs.shape[1], memory.mem_len
         # Over mesh.segments, each device computes one of P pieces of the L tokens.
         P = count_pieces(inputs) if isinstance(memory, Memory) else 1
-        check_in_sequence(config, P, L, segment_len)
-        check_pieces(config, P, L, M, segment_len)
+        check_together(config, P, L, M, segment_len)
         if first_BL is not None and config.initial_memory == "zeros":
             memory = show_zeros(memory, first_BL[:, 0])
             first_BL = first_BL.at[:, 0].set(False)

@@ -183,8 +183,3 @@ class OptimConfig:
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
         check(self, "optim")
-        if self.min_lr_ratio and not self.schedule.startswith("cosine"):
-            raise UserError(
-                f"optim.min_lr_ratio = {self.min_lr_ratio} has no effect with "
-                f'optim.schedule = "{self.schedule}": leave it at 0'
-            )

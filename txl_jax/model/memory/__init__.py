@@ -10,8 +10,7 @@ A kind of memory is a pytree with the methods of `protocol.MemoryLike`, in one f
     memory_tokens  hidden states, and tokens that each segment writes for the next one
 
 `kinds` chooses the one that a config names. `halo` has what replaces the first one in a
-call whose tokens lie on several devices, a `protocol.CallMemory`. `same_layer` lets a
-memory keep a layer's outputs in place of its inputs.
+call whose tokens lie on several devices, a `protocol.CallMemory`.
 """
 
 from txl_jax.model.memory.cache import Memory as Memory

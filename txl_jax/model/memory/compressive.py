@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
@@ -253,6 +252,5 @@ class CompressiveMemory:
 
 def open_slots(memory: MemoryLike, length_B: Array | None) -> CompressiveMemory:
     """Returns the memory for a call with length_B real tokens per stream."""
-    if not isinstance(memory, CompressiveMemory):
-        raise UserError("model.compressed_len needs the memory of kinds.empty_memory")
+    assert isinstance(memory, CompressiveMemory), "use kinds.empty_memory"
     return dataclasses.replace(memory, length_B=length_B)

@@ -33,8 +33,18 @@ def split_oldest(oldest_BT: Array, P: int) -> Array:
     return jnp.maximum(oldest_YX - first_Y[:, None], 0)
 
 
-def check_pieces(config: ModelConfig, P: int, T: int, M: int, segment_len: int) -> None:
-    """Raises UserError unless a piece needs only the newest M states before it."""
+def check_together(
+    config: ModelConfig, P: int, T: int, M: int, segment_len: int
+) -> None:
+    """Raises UserError unless a call may read T tokens in P pieces.
+
+    Each segment and each piece may need only the newest M states before it.
+    """
+    if config.in_sequence and (P > 1 or 0 < segment_len < T):
+        raise UserError(
+            f"{config.in_sequence} reads one segment after the other: set "
+            "train.gradient_segments, eval.segments_per_step and mesh.segments to 1"
+        )
     if P == 1:
         return
     rule = f"mesh.segments = {P} splits the T = {T} tokens that are computed together"

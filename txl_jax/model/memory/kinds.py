@@ -17,12 +17,18 @@ from jax import Array
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.cache import Memory
+from txl_jax.model.memory.cache import CacheLayer, Memory
 from txl_jax.model.memory.compressive import CompressiveMemory, open_slots
-from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.memory.key_values import KeyValueMemory, project_states
 from txl_jax.model.memory.layout import unstack
 from txl_jax.model.memory.memory_tokens import TokenMemory, make_tokens, open_tokens
-from txl_jax.model.memory.protocol import AnyMemory, CallMemory, MemoryLike
+from txl_jax.model.memory.protocol import (
+    AnyMemory,
+    CallMemory,
+    Kept,
+    LayerMemory,
+    MemoryLike,
+)
 from txl_jax.model.memory.retrieval import RetrievalMemory, make_gate, open_store
 from txl_jax.model.memory.ring import RingMemory
 
@@ -157,3 +163,31 @@ def show_zeros(memory: AnyMemory, where_B: Array) -> AnyMemory:
 def with_store(config: ModelConfig, local: MemoryLike) -> MemoryLike:
     """Adds an empty store if a layer of the model retrieves."""
     return RetrievalMemory.of(config, local) if config.retrieval_len else local
+
+
+def keep_outputs(
+    config: ModelConfig,
+    attention: nn.Module,
+    layer: LayerMemory,
+    kept: Kept,
+    h_BLD: Array,
+) -> Kept:
+    """Returns what a layer keeps, given its output and what its attention keeps.
+
+    With recurrence = "same" (Ding et al. 2021, ERNIE-Doc, equation 5) it is the output
+    itself, where the paper keeps the input. Each segment then lengthens the reach by a
+    segment, without limit, and layer n of a segment needs layer n of the one before:
+    segments are read one after the other. A memory of keys and values keeps those of
+    the output, with the same projections.
+    """
+    if config.recurrence == "below":
+        return kept
+    if isinstance(layer, CacheLayer):
+        return h_BLD
+    params = dict(attention.variables["params"])
+    outputs = project_states(config, params, h_BLD)
+    M = kept[0].shape[1] - h_BLD.shape[1]
+    return tuple(
+        jnp.concatenate([x_BKHA[:, :M], own_BLHA], axis=1)
+        for x_BKHA, own_BLHA in zip(kept, outputs, strict=True)
+    )

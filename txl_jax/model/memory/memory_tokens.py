@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import weight
 from txl_jax.model.memory.cache import CacheLayer, Memory
@@ -121,8 +120,7 @@ def open_tokens(
     segment_len: int,
 ) -> OpenTokens:
     """Returns the memory for a call of L tokens, in segments of segment_len (0 = L)."""
-    if not isinstance(memory, TokenMemory):
-        raise UserError("model.memory_tokens needs the memory of kinds.empty_memory")
+    assert isinstance(memory, TokenMemory), "use kinds.empty_memory"
     B = len(memory.written_B)
     if first_BL is None:
         first_BL = jnp.zeros((B, L), bool)

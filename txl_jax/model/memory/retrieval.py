@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.kernels.top_keys import KEEP_FOUND, Candidates, attend_to_best
 from txl_jax.model.config import ModelConfig
@@ -232,8 +231,7 @@ def open_store(
     memory: MemoryLike, gate_H: Array, first_BL: Array | None, L: int
 ) -> OpenStore:
     """Returns the memory for a call of L tokens."""
-    if not isinstance(memory, RetrievalMemory):
-        raise UserError("model.retrieval_len needs the memory of kinds.empty_memory")
+    assert isinstance(memory, RetrievalMemory), "use kinds.empty_memory"
     T, M, start_B = memory.k_BHTA.shape[2], memory.mem_len, memory.start_B
     time_BT = (jnp.arange(T) - start_B[:, None]) % T + M - T
     time_BL = jnp.broadcast_to(M + jnp.arange(L), (len(start_B), L))

@@ -10,7 +10,6 @@ import flax.struct
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.errors import UserError
 from txl_jax.kernels import decode
 from txl_jax.kernels.decode import Ring, Rotate
 from txl_jax.kernels.operands import Kernel, Operands
@@ -57,10 +56,10 @@ class RingMemory:
     def of(cls, config: ModelConfig, memory: KeyValueMemory) -> "RingMemory":
         """Converts a KeyValueMemory.
 
-        Raises UserError if results depend on where segments begin.
+        Raises ValueError if results depend on where segments begin.
         """
         if config.recurrence == "same":
-            raise UserError(
+            raise ValueError(
                 'model.recurrence = "same" has no memory for tokens one by one: read '
                 "the tokens of a segment together"
             )
