@@ -1,6 +1,7 @@
 """Vocabularies: text to tokens and back (section 4.1 uses bytes and words)."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,9 +148,11 @@ VOCABULARIES: dict[str, Callable[[JsonObject], Vocab]] = {
 def find(vocab: Vocab, text: str) -> int:
     r"""Returns the token of a text; raises UserError if it is not exactly one.
 
-    "\n" is the end of a line, also where a shell has passed a backslash and an n.
+    "\n" is the end of a line, also where a shell has passed a backslash and an n, and
+    "\x30" is the character 0, which a config would take for an id.
     """
     text = text.replace(r"\n", "\n").replace(r"\t", "\t")
+    text = re.sub(r"\\x([0-9a-fA-F]{2})", lambda found: chr(int(found[1], 16)), text)
     if isinstance(vocab, WordVocab):
         tokens = vocab.look_up([vocab.lines.eos if text == "\n" else text])
     else:
