@@ -60,10 +60,9 @@ def train(
     """Trains to config.train.num_steps, from the newest checkpoint if there is one.
 
     Returns the number of updates, the steps whose save failed, and the seconds by
-    purpose. Raises UserError if
-    the last save failed, Interrupted after a signal, and BadNumbers if
-    MOST_SKIPPED updates in a row are skipped. A resumed run repeats an interrupted
-    validation.
+    purpose. Raises UserError if the last save failed, Interrupted after a signal, and
+    BadNumbers if MOST_SKIPPED updates in a row are skipped. A resumed run repeats an
+    interrupted validation.
     """
     with ExitStack() as stack:
         run = Run(training, workdir, send_line, stack)

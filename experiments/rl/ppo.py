@@ -37,7 +37,7 @@ from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams, letters, shardings
 from txl_jax.update.state import Program, TrainState
 from txl_jax.workdir.folder import METRICS
-from txl_jax.workdir.lock import locked
+from txl_jax.workdir.staging import locked
 
 from .agent import make_agent
 from .environments import ENVIRONMENTS, Environment

@@ -27,7 +27,7 @@ from txl_jax.evaluate.options import EvalConfig
 from txl_jax.report.checksum import verify_checksum
 from txl_jax.report.log import read_metrics
 from txl_jax.report.provenance import EXACT
-from txl_jax.workdir.lock import locked
+from txl_jax.workdir.staging import locked
 
 __all__ = ["home"]  # the fixture
 

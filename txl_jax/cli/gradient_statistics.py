@@ -16,8 +16,8 @@ from txl_jax.model.initializers import Params
 from txl_jax.report.log import say
 from txl_jax.report.progress import Progress
 from txl_jax.runtime import storage
-from txl_jax.workdir.arrays import read_arrays, save_arrays
 from txl_jax.workdir.load import Loaded
+from txl_jax.workdir.staging import read_arrays, save_arrays
 
 FILE = "dynamic.npz"  # r of every parameter, and the key
 

@@ -24,8 +24,7 @@ from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, warn_of_rotations
 from txl_jax.workdir.folder import METRICS, RESULT
 from txl_jax.workdir.load import load_fitted
-from txl_jax.workdir.lock import locked
-from txl_jax.workdir.staging import writing
+from txl_jax.workdir.staging import locked, writing
 
 
 @dataclasses.dataclass

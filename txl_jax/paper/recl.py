@@ -43,10 +43,9 @@ from txl_jax.report.plots import empty, save
 from txl_jax.report.progress import Progress
 from txl_jax.sharding.rules import check_streams
 from txl_jax.workdir import load
-from txl_jax.workdir.arrays import read_arrays, save_arrays
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
-from txl_jax.workdir.staging import write_files
+from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
 
 LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # of EvalConfig
 # The paper's numbers (Appendix C).

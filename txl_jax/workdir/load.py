@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from txl_jax import config as configs
 from txl_jax.checkpoint import manifest, save_restore
-from txl_jax.checkpoint.manifest import Damaged, Imported, first_nonfinite
+from txl_jax.checkpoint.manifest import Imported, first_nonfinite
 from txl_jax.config import Config
 from txl_jax.convert import release as releases
 from txl_jax.convert.release import Release
@@ -104,20 +104,14 @@ def load_fitted(
         places = jax.tree.map(lambda x: x.sharding, like)
         params = jax.device_put(released.params, places)
     else:
-        params, step = _restore(workdir, config.eval.checkpoint, like)
+        which = config.eval.checkpoint
+        with waiting(f"reading checkpoint {which} of {workdir}"):
+            params, step = save_restore.restore_params(workdir, which, like)
     if name := first_nonfinite(params):
         raise BadNumbers(
             f"parameter {name} in {workdir} is not finite: make the run again"
         )
     return Loaded(TransformerXL(config.model), params, vocab, config, step, mesh)
-
-
-def _restore(workdir: Path, which: str, like: Params) -> tuple[Params, int]:
-    with waiting(f"reading a checkpoint of {workdir}"):
-        try:
-            return save_restore.restore_params(workdir, which, like)
-        except Damaged as error:
-            raise UserError(f"{error}: set eval.checkpoint to another step") from error
 
 
 def like_params(model: ModelConfig, mesh: Mesh) -> Params:

@@ -1,21 +1,71 @@
-"""Files of a run that cannot be written to gs:// in place.
+"""How a run writes into its folder: one run at a time, and whole files, also on gs://.
 
-An object store cannot append, as metrics.jsonl and TensorBoard's events need, and
-libraries that draw pictures and traces write local files only.
+The kernel releases the lock of a local workdir when its process ends; a workdir on
+gs:// has none. An object store cannot append, as metrics.jsonl and TensorBoard's events
+need, and libraries that draw pictures and traces write local files only.
 """
 
 import contextlib
+import datetime
+import errno
+import io
+import os
+import socket
 import tempfile
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
+import jax
+import numpy as np
+from filelock import FileLock, Timeout
+
+from txl_jax.errors import UserError
 from txl_jax.report import provenance
-from txl_jax.report.checksum import Json
+from txl_jax.report.checksum import DAMAGE, Json
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime import distributed, storage
 
+LOCK = "run.lock"
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of some network disks
 UNWRITTEN = "unwritten"  # in a result whose files could not be written: the reason
+UNREADABLE = (*DAMAGE, EOFError, OSError, RuntimeError, zipfile.BadZipFile)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Locks a local workdir, in process 0; raises UserError if another run has it."""
+    if jax.process_index() or storage.is_remote(folder):
+        yield
+        return
+    path = folder / LOCK
+    lock = FileLock(path, fallback_to_soft=False)
+    now = datetime.datetime.now(datetime.UTC).isoformat()
+    owner = f"process {os.getpid()} on {socket.gethostname()}, started {now}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+        path.write_text(f"{owner}\n", "utf-8")
+    except Timeout as error:
+        owner = path.read_text("utf-8").strip() or "another process"
+        raise UserError(
+            f"{folder} is in use by another run ({owner}): wait for it, stop it, or "
+            "give another --workdir"
+        ) from error
+    except OSError as error:
+        where, reason = storage.place(error) or folder, error.strerror
+        if error.errno not in NO_LOCKS:
+            raise UserError(
+                f"cannot write {where} ({reason}): give another --workdir"
+            ) from error
+        say(f"{folder} cannot be locked ({reason}): let no other run use it")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        lock.release()
 
 
 class Staging:
@@ -94,3 +144,22 @@ def write_files(stem: Path, result: Json, plot: Callable[[Json, Path], None]) ->
         plot(result, folder / f"{stem.name}.png")
         (folder / f"{stem.name}.json").write_text(text, "utf-8")
     return {"provenance": made["provenance"], **lost} if lost else made
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name to a .npz; raises one of `storage.errors`."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    storage.write_atomically(path, lambda new: new.write_bytes(file.getvalue()))
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file, {} if it is missing or damaged."""
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as saved:
+            return dict(saved)
+    except FileNotFoundError:
+        return {}
+    except UNREADABLE as error:
+        say(f"{path} is damaged ({error}): it is made again")
+        return {}

@@ -12,11 +12,11 @@ import pytest
 
 from tests.support.refusal import refused
 from txl_jax.errors import UserError
-from txl_jax.workdir.lock import LOCK, locked
+from txl_jax.workdir.staging import LOCK, locked
 
 HOLD = """
 import pathlib, sys, time
-from txl_jax.workdir.lock import locked
+from txl_jax.workdir.staging import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
