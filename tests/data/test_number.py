@@ -53,7 +53,7 @@ def test_files_are_documents_and_names_state_splits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(made.split("test"), [7, 3, 9])
     assert len(made.vocab) == 10 and made.vocab.dtype == np.uint8
     streams = Streams(made.split("train"), 1, 6, reset_memory_at=9)
-    assert np.flatnonzero(streams.batch(Position())[0].first_SBL).tolist() == [0, 3]
+    assert np.flatnonzero(streams.batch(Position())[0].first_SBL).tolist() == [0, 2]
     path = made.folder / "vocab.json"
     assert vocabulary.load(path) == made.vocab
     again = prepare(config(tmp_path, folder, vocab_path=str(path)))

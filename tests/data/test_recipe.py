@@ -175,5 +175,5 @@ def test_files_are_documents(kind: str, end: str, tmp_path: Path) -> None:
     assert made.vocab.decode(tokens) == f"a b\n{end}\n" * 2
     at = vocabulary.find(made.vocab, end)
     streams = Streams(tokens, 1, len(tokens), reset_memory_at=at)
-    (_, second) = np.flatnonzero(streams.batch(Position())[0].first_SBL)
-    assert made.vocab.decode(tokens[second:]) == f"\na b\n{end}\n"
+    _, second, _ = np.flatnonzero(streams.batch(Position())[0].first_SBL)
+    assert made.vocab.decode(tokens[second:]) == f"{end}\na b\n{end}\n"

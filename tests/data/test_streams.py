@@ -76,10 +76,7 @@ def reference(
         and (number >= len(pairs) // 2 or not streams.half_loss)
         for number, pair in enumerate(pairs)
     ]
-    first = [
-        pair in starts or (pair > 0 and text[pair - 1] == streams.reset_memory_at)
-        for pair in pairs
-    ]
+    first = [pair in starts or text[pair] == streams.reset_memory_at for pair in pairs]
     return [text[x] for x in pairs], [text[x + 1] for x in pairs], scored, first
 
 

@@ -105,15 +105,15 @@ def test_a_prefix_is_read_and_not_scored(with_memory: Score, skip: int) -> None:
     tiny.assert_close(rest.hidden_TD, whole.hidden_TD[skip:])
 
 
-def test_a_document_begins_after_a_token(with_memory: Score) -> None:
-    """The token itself, and the one that it predicts, belong to the old document."""
-    at = 9
+def test_documents_are_independent(with_memory: Score) -> None:
+    """The old document predicts a delimiter, and the new one sees it alone."""
+    at = 10  # where a segment starts, so that both are cut alike
     text_T = np.where(TOKENS_T == (end := tiny.V - 1), 0, TOKENS_T)
     text_T[at] = end
     config = dataclasses.replace(MEMORY, reset_memory_at=str(end), segments_per_step=3)
     nll_T = score.make_score(tiny.CONFIG, config, PARAMS, False)(text_T, NOTHING_T)[0]
-    tiny.assert_close(nll_T[1 : at + 2], with_memory(text_T, NOTHING_T)[0][1 : at + 2])
-    tiny.assert_close(nll_T[at + 2 :], with_memory(text_T[at + 1 :], NOTHING_T)[0][1:])
+    tiny.assert_close(nll_T[1 : at + 1], with_memory(text_T, NOTHING_T)[0][1 : at + 1])
+    tiny.assert_close(nll_T[at + 1 :], with_memory(text_T[at:], NOTHING_T)[0][1:])
 
 
 def test_a_document_may_be_empty_or_one_token(with_memory: Score) -> None:

@@ -74,9 +74,8 @@ class Streams:
     # (NVIDIA's evaluation). With ext_len they are the context of its first segments and
     # form no segments.
     warm_tokens: int = 0
-    # A document starts after each token with this id; -1 = never. The token belongs to
-    # the old document but predicts the first token of the new one, which is the first
-    # input that sees nothing before it.
+    # A document starts with each input of this id, which sees nothing before it; -1 =
+    # never. As a target the token is still the last one of the document that it ends.
     reset_memory_at: int = -1
     # In every epoch, each stream starts at a random place and wraps around at its end,
     # where a document starts (NVIDIA's roll).
@@ -164,16 +163,15 @@ class Streams:
         # The memory is reset at an epoch's start, and where a stream wraps, because it
         # holds tokens that do not precede the segment in the text.
         starts_BL = turn_BL == -lead_B[:, None]
-        first_BL = real_BL & (wraps_BL | starts_BL)
+        inputs_BL = self._read(position.epoch, pair_BL)
+        first_BL = wraps_BL | starts_BL
         if self.reset_memory_at >= 0:
-            before_BL = self._read(position.epoch, np.maximum(pair_BL - 1, 0))
-            ends_BL = (pair_BL > 0) & (before_BL == self.reset_memory_at)
-            first_BL |= real_BL & ends_BL
+            first_BL |= inputs_BL == self.reset_memory_at
         return (
-            self._read(position.epoch, pair_BL),
+            inputs_BL,
             targets_BL,
             scored_BL.astype(np.float32),
-            first_BL,
+            real_BL & first_BL,
             length_B.astype(np.int32),
         )
 

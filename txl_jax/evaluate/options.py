@@ -110,8 +110,8 @@ class EvalConfig:
     )
     reset_memory_at: str = field(
         OFF,
-        help="Token after which a document starts, as text such as `\\n` or `<eos>` "
-        "(`\\x30` is a 0), or as an id. -1 turns documents off.",
+        help="Token that starts a document: it and what follows see nothing before "
+        "it. As text, such as `\\n`, `<eos>` `\\x30` (a 0), or as an id; -1 = none.",
     )
     baselines: bool = field(
         False, help="After training on bytes, compares with n-gram models, gzip and xz."
