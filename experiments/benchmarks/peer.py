@@ -74,18 +74,9 @@ def _peak_bytes() -> int:
 
 
 class Model:
-    """The peer's model with random weights, and its memory.
+    """The peer's model with random weights, and its memory."""
 
-    dtype: of products, by autocast. compiled: by `torch.compile`.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        device: str = "cpu",
-        dtype: str = "float32",
-        compiled: bool = False,
-    ):
+    def __init__(self, config: ModelConfig):
         import torch
 
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -113,14 +104,10 @@ class Model:
                 dropout=config.dropout,
                 dropatt=config.dropatt,
             )
-            self.model = TransfoXLLMHeadModel(peer_config).eval().to(device)
-        self.torch, self.device = torch, device
-        self.run = torch.compile(self.model) if compiled else self.model
-        self.autocast = torch.autocast(
-            device, dtype=torch.bfloat16, enabled=dtype == "bfloat16"
-        )
+            self.model = TransfoXLLMHeadModel(peer_config).eval()
+        self.torch = torch
         self.memory: Any = None
-        self.token = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self.token = torch.zeros(1, 1, dtype=torch.long)
 
     def bytes_above(self) -> int:
         """Returns the peak memory beyond what training must keep.
@@ -131,7 +118,7 @@ class Model:
         return _peak_bytes() - self.before - 4 * parameters
 
     def _place(self, tokens: np.ndarray) -> Any:
-        return self.torch.from_numpy(tokens.astype(np.int64)).to(self.device)
+        return self.torch.from_numpy(tokens.astype(np.int64))
 
     def evaluate(self, tokens: np.ndarray, tgt_len: int) -> float:
         """Returns the mean nll in nats of a text, tokens_T or streams tokens_BT.
@@ -141,24 +128,23 @@ class Model:
         memory: Any = None
         total: Any = 0.0
         tokens_BT = self._place(np.atleast_2d(tokens))
-        with self.torch.inference_mode(), self.autocast:
+        with self.torch.inference_mode():
             for first in range(0, tokens_BT.shape[1], tgt_len):
                 part_BL = tokens_BT[:, first : first + tgt_len]
-                result = self.run(part_BL, mems=memory, labels=part_BL)
+                result = self.model(part_BL, mems=memory, labels=part_BL)
                 memory, total = result.mems, total + result.losses.sum()
         return float(total) / tokens.size
 
     def generate(self, count: int, top_k: int) -> None:
         """Samples `count` tokens one at a time, continuing from its memory."""
         torch = self.torch
-        with torch.inference_mode(), self.autocast:
+        with torch.inference_mode():
             for _ in range(count):
-                result = self.run(self.token, mems=self.memory)
+                result = self.model(self.token, mems=self.memory)
                 self.memory = result.mems
                 logits, token = result.prediction_scores[0, -1].topk(top_k)
                 chosen = torch.multinomial(logits.softmax(dim=-1), 1)
                 self.token = token[chosen][None]
-        self.token.item()  # waits for the device
 
     def make_optimizer(self, lr: float, clip: float) -> None:
         """Creates the Adam optimizer for `train`, and enables dropout."""
@@ -171,8 +157,7 @@ class Model:
         torch = self.torch
         tokens = self._place(tokens_BL)
         self.optimizer.zero_grad()
-        with self.autocast:
-            result = self.run(tokens, mems=self.memory, labels=tokens)
+        result = self.model(tokens, mems=self.memory, labels=tokens)
         self.memory = result.mems
         loss = result.losses.mean()
         loss.backward()

@@ -1,7 +1,9 @@
-"""The first contact with a chip: every part at a tiny size, and every way to fail."""
+"""The benchmark of a chip: every kind of part at a tiny size, and every way to fail."""
 
+import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,106 +11,131 @@ import jax
 import pytest
 
 from experiments.benchmarks.chip import __main__ as chip
-from experiments.benchmarks.chip import (
-    attention,
-    machine,
-    plan,
-    process,
-    rows,
-    steps,
-    timing,
-)
-from txl_jax.kernels import xla
+from experiments.benchmarks.chip import measure
+from experiments.benchmarks.record import Row
+from txl_jax.kernels import dispatch, xla
 from txl_jax.kernels.operands import Operands
 
-Row = dict[str, Any]
-FACTS: Row = {"device_kind": "TPU v4", "count": 1, "versions": {}, "platform": "tpu"}
-FACTS |= {"torch": "not installed"}
+GPU: Row = {"device_kind": "NVIDIA H200", "platform": "gpu"}
+TINY: Row = {"dtype": "float32", "tiny": True, "trace": False, "kernel": "xla"}
 
 
-def in_process(part: Row, limit: float) -> Row:
-    """Measures a part as its own process does, without starting one."""
-    kinds = {"machine": machine.measure, "check": attention.measure}
-    kinds |= steps.MEASURES
-    *_, result = kinds[part["part"]](part)
-    timed = {"seconds_taken": 1.0, "timed_out": False}
-    return {**part, "result": result, "error": "", **timed}
+def make_args(**changes: Any) -> argparse.Namespace:
+    plain = {"tiny": True, "trace": False, "only": "", "original": ""}
+    return argparse.Namespace(**plain | changes)
 
 
-def test_a_tiny_run_has_a_page_and_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(process, "run", in_process)
-    monkeypatch.setattr(timing, "patience", 0.01)
-    monkeypatch.setattr(plan, "SHAPES_ON_CPU", ("ptb",))
-    monkeypatch.setattr(sys, "argv", ["chip", "--tiny", f"--out={tmp_path}"])
-    chip.main()
-    result = json.loads(capsys.readouterr().out)
-    assert (result["left"], result["failed"], result["faults"]) == (0, [], [])
-    assert min(result["tokens_per_second"].values()) > 0
-    text = (tmp_path / "page.md").read_text("utf-8")
-    assert text.count("| agrees |") == 10 and "`ptb` | generate" in text
-    lines = (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()
-    assert len(lines) == result["parts"]
-    monkeypatch.setattr(plan, "ON_CPU", ())
-    chip.main()
-    lines = (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()
-    assert len(lines) == result["parts"] + 1, "only the machine is looked at again"
-
-
-def test_a_wrong_kernel_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(operands: Operands) -> jax.Array:
-        bias_HR: Any = operands.position.bias_HR
-        position = operands.position._replace(bias_HR=bias_HR * 1.01)
-        return xla.rel_attention(operands._replace(position=position))
-
-    part = {"part": "check", "kernel": "tpu", "shape": [2, 2, 5, 3, 4, 8]}
-    part |= {"terms": "alibi"}
-    monkeypatch.setitem(attention.dispatch.KERNELS, "tpu", wrong)
-    *_, result = attention.measure(part)
-    assert "float32 at [2, 2, 5, 3, 4, 8] alibi" in result["fault"]
-    assert rows.is_fault(part | {"result": result})
+def test_every_kernel_and_size_is_planned_for_a_gpu() -> None:
+    parts = chip.plan(GPU, make_args(tiny=False, original="transformer-xl/pytorch"))
+    titles = [chip.title(part) for part in parts]
+    assert len(set(titles)) == len(titles) and len(titles) < 45
+    assert {part["dtype"] for part in parts} == {"bfloat16"}
+    for each in chip.TRAINING:
+        tried = {
+            (part["kernel"], part["unroll"])
+            for part in parts
+            if each.items() <= part.items() and part["task"] == "train"
+            if "original" not in part
+        }
+        kernels = chip.kernels(GPU, each["experiment"] in chip.HAVE_DROPATT)
+        assert tried == {
+            (kernel, unroll) for kernel in kernels for unroll in ("all", 1)
+        }
+    assert "train enwik8 torch.compile of the original code" in titles
+    assert len(chip.plan(GPU, make_args(only="wt103_nvidia_large"))) == 6
 
 
 @pytest.mark.parametrize(
-    ("program", "result", "error"),
+    "part",
     [
-        ("print('{\"a\": 1}'); print('{\"err')", {"a": 1}, ""),
-        ("print('{\"a\": 1}', flush=True); time.sleep(99)", {"a": 1}, "no end within"),
-        ("sys.exit('no chip')", {}, "ended with status 1: no chip"),
-        ("os.kill(os.getpid(), 11)", {}, "ended with status -11"),
-        ('print(\'{"error": "OOM"}\')', {}, "OOM"),
+        {"task": "train", **chip.TRAINING[3], "unroll": "all", "trace": True},
+        {"task": "train", **chip.TRAINING[1], "unroll": 1},
+        {"task": "evaluate", **chip.EVALUATION},
+        {"task": "generate", **chip.GENERATION},
     ],
+    ids=chip.title,
 )
-def test_a_failed_part_is_recorded(
-    program: str, result: Row, error: str, monkeypatch: pytest.MonkeyPatch
+def test_a_part_has_its_figures(part: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SECONDS", 0.01)
+    row = {**TINY, **part}
+    row |= measure.find(row)(row)() | {"compile_seconds": 1.0}
+    assert row["tokens_per_second"] > 0
+    if part["task"] == "train":
+        assert row["loss"][0] > 0 and row["flops"] > row["mfu"] > 0
+    assert bool(row.get("kernels")) == part.get("trace", False)
+    facts = {"date": "", "versions": {}, "peak_flops": 1e12, "product_flops": 1e11}
+    lines = chip.page([row], GPU | facts).splitlines()
+    (cells,) = (line for line in lines if line.startswith(f"| {part['task']}"))
+    assert cells.count("|") == len(chip.HEAD) + 1
+
+
+def test_a_check_states_errors_and_finds_a_wrong_kernel(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    command = [sys.executable, "-c", f"import os, sys, time; {program}"]
-    monkeypatch.setattr(process, "COMMAND", command)
-    row = process.run({"part": "check"}, 5 if "sleep" in program else 60)
-    assert row["result"] == result and row["error"].startswith(error)
-    assert row["timed_out"] == (error == "no end within")
+    part = {"task": "check", **TINY, "kernel": "chunked"}
+    errors = measure.check_kernel(part)()["errors"]
+    assert 0 < errors["float32"] < 1e-5 < errors["bfloat16"]
+
+    def wrong(operands: Operands) -> jax.Array:
+        w_HA: Any = operands.position.w_HA
+        position = operands.position._replace(w_HA=w_HA * 1.01)
+        return xla.rel_attention(operands._replace(position=position))
+
+    monkeypatch.setitem(dispatch.KERNELS, "chunked", wrong)
+    with pytest.raises(ValueError, match=r"off by .* \(float32, 2 x 2 x 6 x 4"):
+        measure.check_kernel(part)
 
 
-def test_rows_of_other_code_do_not_count(tmp_path: Path) -> None:
-    path, part = tmp_path / "rows.jsonl", {"part": "train", "experiment": "ptb"}
-    file = rows.File(path, FACTS, retry=False)
-    file.add(part | {"result": {}, "error": "INTERNAL"})
-    path.write_text(path.read_text("utf-8") + '{"half": ', "utf-8")
-    again = rows.File(path, FACTS, retry=False)
-    assert again.find(part) and not again.find(part | {"dtype": "float32"})
-    assert not rows.File(path, FACTS, retry=True).find(part)
-    assert not rows.File(path, FACTS | {"count": 2}, retry=False).find(part)
+READY = "print('{\"compile_seconds\": 1}', flush=True); "
+TURN = READY + "sys.stdin.read(); "
 
 
-def test_every_published_config_is_planned_for_an_accelerator() -> None:
-    parts = plan.plan(FACTS | {"torch": "TPU"}, tiny=False)
-    titles = [plan.title(part) for part in parts]
-    assert len(set(titles)) == len(titles)
-    planned = {(part["part"], part.get("experiment")) for part in parts}
-    for kind in ("train", "most", "evaluate", "generate"):
-        assert {(kind, name) for name in plan.EXPERIMENTS} <= planned
-    assert {part["kernel"] for part in parts if "shape" in part} == {
-        *("xla", "chunked", "tpu")
+def test_parts_wait_for_their_turn_and_each_way_to_fail_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "turns"
+    programs = {
+        "a": TURN + "print(log.write_text('a') and '{\"result\": {\"x\": 1}}')",
+        "b": TURN + "print(json.dumps({'result': {'after': log.read_text()}}))",
+        "noise": "print('words'); print('{\"err'); " + TURN + "sys.exit('no chip')",
+        "crash": "os.kill(os.getpid(), 11)",
+        "error": 'print(\'{"error": "OOM"}\')',
+        "slow": "time.sleep(99)",
+        "hang": READY + "time.sleep(99)",
     }
-    assert {part["dtype"] for part in parts} == {"bfloat16"}
+    start = "import json, os, pathlib, sys, time; "
+    start += f"log = pathlib.Path({str(log)!r}); "
+    start += "part = json.loads(sys.argv[1].partition('=')[2]); exec(part['program'])"
+    monkeypatch.setattr(chip, "COMMAND", [sys.executable, "-c", start])
+    monkeypatch.setattr(chip, "MOST_SECONDS", 1)
+    parts = [{"task": name, "program": text} for name, text in programs.items()]
+    began = time.monotonic()
+    args = argparse.Namespace(out=tmp_path)
+    rows = {row["task"]: row for row in chip.run(parts, args, 30, jobs=7)}
+    assert time.monotonic() - began < 60
+    assert rows["a"]["x"] == 1 and rows["b"]["after"] == "a"
+    errors = {name: row["error"] for name, row in rows.items()}
+    assert errors.pop("a") == errors.pop("b") == ""
+    assert errors.pop("noise") == "ended with status 1: no chip"
+    assert errors.pop("crash").startswith("ended with status -11")
+    assert errors == {
+        "error": "OOM",
+        "slow": "not compiled in time",
+        "hang": "no end within 1 s",
+    }
+
+
+def test_the_command_prints_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["chip", "--tiny", "--only=check xla", f"--out={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", argv)
+    chip.main()
+    *table, result = capsys.readouterr().out.splitlines()
+    assert json.loads(result)["failed"] == []
+    assert any(line.startswith("| check |  | xla |") for line in table)
+    (row,) = (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(row)["errors"]["float32"] == 0
+    monkeypatch.setattr(sys, "argv", ["chip", f"--out={__file__}"])
+    with pytest.raises(SystemExit, match="2"):
+        chip.main()

@@ -1,106 +1,283 @@
-"""The first contact with a chip: what it is, what works on it, and how fast.
+"""Checks and times this project on one GPU, TPU or CPU, and prints a table.
 
-    python -m experiments.benchmarks.chip [--minutes=20] [--out=runs/chip]
+    python -m experiments.benchmarks.chip [--minutes=10] [--only=WORD] [--trace]
+        [--original=transformer-xl/pytorch]
 
-Measures all TPUs or GPUs of one machine, or its CPU: peak rates, the errors of every
-attention kernel, and training, evaluation and generation with the published configs,
-beside PyTorch where it sees the same device (extra bench). Each part runs in a process
-of its own with a time limit, so that an out-of-memory, a crash or a hang is a row of
-the report. The same command continues with the parts that are left; rows of other code,
-libraries or devices are measured again.
+Each part, such as the training of `enwik8` with one kernel, is a process of its own, so
+an error, a crash or a hang is a row of the table. On a GPU all parts are compiled at
+once, which takes longest, and then timed one after the other, each alone. Text is
+random words by Zipf's law, so no corpus is needed.
 
---out gets rows.jsonl and page.md. The last line on stdout is a JSON object.
+--trace profiles one call of each part and prints its kernels by time. --original also
+times the code of github.com/kimiyoung/transformer-xl, from its folder `pytorch`.
+
+--out (runs/chip) gets rows.jsonl, table.md and the compiled programs, which the next
+run reads.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks import record
-from experiments.benchmarks.chip import page, plan, process, rows
-from txl_jax.report.log import say
+from experiments.benchmarks.record import Row
+from txl_jax.report.log import say, to_json
+from txl_jax.report.provenance import git_revision
+
+Part = dict[str, Any]
+ROOT = Path(__file__).parents[3]
+COMMAND = [sys.executable, "-m", "experiments.benchmarks.chip"]
+# Training by the sizes of docs/howto/gpus.md: B streams and L = M tokens. Without
+# dropatt, every kernel applies.
+TRAINING: tuple[Part, ...] = (
+    {"experiment": "enwik8", "B": 22, "L": 512},
+    {"experiment": "wt103_nvidia", "B": 104, "L": 192},
+    {"experiment": "enwik8_24l", "B": 64, "L": 768, "without": ["dropatt"]},
+    {"experiment": "ptb", "B": 20, "L": 70},
+    {"experiment": "wt103_nvidia_large", "B": 48, "L": 256, "without": ["dropatt"]},
+)
+HAVE_DROPATT = ("ptb",)
+ON_CPU = ("ptb",)  # an update of the others takes minutes
+EVALUATION = {"experiment": "enwik8", "B": 10, "M": 2100}
+GENERATION = {"experiment": "enwik8", "B": 1, "M": 2100}
+COMPILING = 0.7  # of the minutes, after which parts that have not compiled are ended
+MOST_SECONDS = 120  # that one part is timed
+LONGEST = 200  # characters of an error
 
 
-def measure_all(args: argparse.Namespace, until: float) -> list[dict[str, Any]]:
-    """Returns the rows of all parts; a part that was not reached has none."""
-    load = round(os.getloadavg()[0], 2)
-    first = {"part": "machine", "tiny": args.tiny}
-    machine = process.run(first, plan.LIMITS["machine"])
-    if "device_kind" not in machine["result"]:
-        raise SystemExit(f"chip: no device was found: {machine['error']}")
-    facts = machine["result"]
-    file = rows.File(args.out / "rows.jsonl", facts, args.retry)
-    file.add(machine | {"load_average": load})
-    parts = plan.plan(facts, args.tiny)
-    for number, part in enumerate(parts, 1):
-        if file.find(part):
+def kernels(machine: Row, dropatt: bool = False) -> list[str]:
+    """Returns the kernels for a machine's device, the most special one first."""
+    kind, special = machine["device_kind"], []
+    if machine["platform"] == "tpu":
+        special = ["tpu"]
+    elif kind.startswith("NVIDIA") and not dropatt:
+        special = ["cudnn"]
+    return [*special, "xla", "chunked"]
+
+
+def plan(machine: Row, args: argparse.Namespace) -> list[Part]:
+    """Returns the parts, the most important ones first."""
+    cpu = machine["platform"] == "cpu"
+    common = {"dtype": "float32" if cpu else "bfloat16", "tiny": args.tiny}
+    parts = [{"task": "check", "kernel": kernel} for kernel in kernels(machine)]
+    for number, each in enumerate(TRAINING):
+        if cpu and each["experiment"] not in ON_CPU:
             continue
-        left, limit = until - time.monotonic(), plan.LIMITS[part["part"]]
-        if left < min(limit, args.least):
-            continue
-        say(f"{number} of {len(parts)}: {plan.title(part)}")
-        row = process.run(part, min(limit, left))
-        if row["error"]:
-            say(f"    {row['error']}")
-        if row["timed_out"] and left < limit:
-            continue  # the next run gives it the whole limit
-        file.add(row | {"load_average": round(os.getloadavg()[0], 2)})
-    return [file.find(part) or {**part, "left": True} for part in [first, *parts]]
+        for kernel in kernels(machine, each["experiment"] in HAVE_DROPATT):
+            for unroll in ("all", 1):
+                parts.append(
+                    {"task": "train", **each, "kernel": kernel, "unroll": unroll}
+                )
+        if number == 0 and not cpu:
+            parts += [
+                {"task": "evaluate", **EVALUATION, "kernel": kernel}
+                for kernel in kernels(machine)
+            ]
+    parts.append({"task": "generate", **GENERATION, "kernel": "auto"})
+    if args.original:
+        sizes = {"train": TRAINING[0], "evaluate": EVALUATION}
+        parts += [
+            {"task": task, **sizes[task], "kernel": kernel, "original": args.original}
+            for kernel in ("eager", "torch.compile")
+            for task in sizes
+        ]
+    parts = [part | common | {"trace": args.trace} for part in parts]
+    return [part for part in parts if args.only in title(part)]
 
 
-def summary(found: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the result, without the rows that rows.jsonl has."""
-    done = [row for row in found if "left" not in row]
-    facts = done[0]["result"]
-    return {
-        "benchmark": "chip",
-        **{name: facts[name] for name in ("device_kind", "count", "versions")},
-        "parts": len(found),
-        "left": len(found) - len(done),
-        "failed": [plan.title(row) for row in done if row["error"]],
-        "faults": [row["result"]["fault"] for row in done if rows.is_fault(row)],
-        "tokens_per_second": {
-            plan.title(row): round(row["result"]["tokens_per_second"], 1)
-            for row in done
-            if "tokens_per_second" in row["result"]
-        },
-        "tiny": args.tiny,
-        "git_revision": done[0]["git_revision"],
-        "page": str(args.out / "page.md"),
-    }
+def title(part: Part) -> str:
+    """Returns the name of a part."""
+    without = [f"without {name}" for name in part.get("without", ())]
+    names = [part["task"], part.get("experiment", ""), *without, part.get("kernel", "")]
+    names += [f"unroll={part['unroll']}"] if "unroll" in part else []
+    names += ["of the original code"] if "original" in part else []
+    return " ".join(filter(None, names))
+
+
+class Child:
+    """A part in its process, which compiles, says so, and waits for its turn."""
+
+    def __init__(self, part: Part, folder: Path, environment: dict[str, str]):
+        self.part, self.error = part, ""
+        stem = str(len([*folder.iterdir()]))
+        self.out, self.err = folder / f"{stem}.out", folder / f"{stem}.err"
+        self.started = time.monotonic()
+        with self.out.open("w") as out, self.err.open("w") as err:
+            self.process = subprocess.Popen(
+                [*COMMAND, f"--part={json.dumps(part)}"],
+                cwd=ROOT,
+                env=os.environ | environment,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def find(self, key: str) -> Any:
+        """Returns what the process printed under a key, or None."""
+        found = None
+        for line in self.out.read_text("utf-8", "replace").splitlines():
+            with contextlib.suppress(ValueError):  # half a line, or a library's own
+                printed = json.loads(line)
+                if isinstance(printed, dict) and key in printed:
+                    found = printed[key]
+        return found
+
+    def is_compiling(self) -> bool:
+        """Returns whether the process neither waits for its turn nor has ended."""
+        return self.process.poll() is None and self.find("compile_seconds") is None
+
+    def measure(self, limit: float) -> Row:
+        """Gives the process its turn; returns the part with its figures or error."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        try:
+            self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            self.end(f"no end within {limit:.0f} s")
+        result = self.find("result")
+        error = self.error or self.find("error")
+        if result is None and not error:
+            *_, last = ["", *self.err.read_text("utf-8", "replace").splitlines()]
+            error = f"ended with status {self.process.returncode}: {last}"
+        seconds = self.find("compile_seconds")
+        row = {**self.part, **(result or {}), "compile_seconds": seconds}
+        return row | {"error": (error or "")[:LONGEST]}
+
+    def end(self, error: str = "") -> None:
+        """Ends the process and its own children."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        if self.process.poll() is None:
+            self.error = error
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def run(
+    parts: Sequence[Part], args: argparse.Namespace, seconds: float, jobs: int
+) -> Iterator[Row]:
+    """Compiles the parts, `jobs` at a time, then times each; yields their rows."""
+    began = time.monotonic()
+    environment = {"JAX_COMPILATION_CACHE_DIR": str(args.out.absolute() / "programs")}
+    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        children: list[Child] = []
+        while time.monotonic() - began < COMPILING * seconds:
+            busy = sum(child.is_compiling() for child in children)
+            if busy == 0 and len(children) == len(parts):
+                break
+            if busy < jobs and len(children) < len(parts):
+                child = Child(parts[len(children)], Path(folder), environment)
+                stack.callback(child.end)
+                children.append(child)
+            time.sleep(0.1)
+        for child in children:
+            if child.is_compiling():
+                child.end("not compiled in time")
+        for child in children:
+            left = seconds - (time.monotonic() - began)
+            if child.process.poll() is None and left < 5:
+                child.end("no time left")
+            row = child.measure(min(MOST_SECONDS, max(left, 5)))
+            say(f"{title(child.part)}: {row['error'] or 'measured'}")
+            yield row
+        for part in parts[len(children) :]:
+            yield part | {"error": "no time left"}
+
+
+HEAD = (
+    *("task", "streams x L + M", "kernel", "layers in a step", "ms", "tokens/s"),
+    *("TFLOP/s", "of the peak", "GiB", "compiled, s", ""),
+)
+
+
+def cells(row: Row) -> list[str]:
+    """Returns the cells of a row; a check has only its largest errors."""
+
+    def number(name: str, form: str, factor: float = 1) -> str:
+        return format(factor * row[name], form) if row.get(name) else ""
+
+    size = ""
+    if "B" in row:
+        L = row.get("L", 1)
+        size = f"{row['B']} x {L} + {row.get('M', L)}"
+    errors = ", ".join(f"{k} {x:.0e}" for k, x in row.get("errors", {}).items())
+    name = f"{row['task']} {row.get('experiment', '')}".strip()
+    name += "".join(f", no {each}" for each in row.get("without", ()))
+    return [
+        f"{name}, original code" if "original" in row else name,
+        *(size, row.get("kernel", ""), str(row.get("unroll", ""))),
+        *(number("seconds", ",.2f", 1e3), number("tokens_per_second", ",.0f")),
+        *(number("flops", ".1f", 1e-12), number("mfu", ".1%")),
+        *(number("peak_bytes", ".1f", 2**-30), number("compile_seconds", ".0f")),
+        row.get("error") or errors,
+    ]
+
+
+def page(rows: Sequence[Row], machine: Row) -> str:
+    """Returns the table of all parts, and of the kernels that --trace found."""
+    versions = ", ".join(f"{k} {x}" for k, x in machine["versions"].items())
+    lines = [f"# {machine['device_kind']}", "", f"{machine['date']}, {versions}", ""]
+    peak, product = (machine[f"{each}_flops"] / 1e12 for each in ("peak", "product"))
+    lines += [f"The peak is {peak:.1f} TFLOP/s; a product reaches {product:.1f}.", ""]
+    lines += [*record.table(HEAD, map(cells, rows)), ""]
+    for row in rows:
+        if found := row.get("kernels"):
+            lines += [f"## {title(row)}", "", "ms per update or call, and runs:", ""]
+            lines += [f"    {ms:9.4f} {runs:7.1f}  {name}" for name, ms, runs in found]
+            lines += [""]
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = record.plain_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=20, help="of this run")
+    parser.add_argument("--minutes", type=float, default=10, help="of the whole run")
     parser.add_argument("--out", type=Path, default=Path("runs/chip"))
-    parser.add_argument(
-        "--retry", action="store_true", help="measure failed parts again"
-    )
-    parser.add_argument(
-        "--tiny", action="store_true", help="use tiny models, to try the program"
-    )
-    parser.add_argument(
-        "--least", type=float, default=60, help="seconds without which no part starts"
-    )
+    parser.add_argument("--only", default="", help="parts whose name has this word")
+    parser.add_argument("--original", default="", help="the original code's pytorch/")
+    parser.add_argument("--trace", action="store_true", help="profile a call of each")
+    parser.add_argument("--jobs", type=int, default=0, help="compilations at a time")
+    parser.add_argument("--tiny", action="store_true", help="to try the program")
     parser.add_argument("--part", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
-        return process.measure(args.part)
+        from experiments.benchmarks.chip import measure
+
+        return measure.run(args.part)
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--out={args.out} cannot be used ({error.strerror})")
     began = time.monotonic()
-    found = measure_all(args, began + 60 * args.minutes)
-    seconds = round(time.monotonic() - began)
-    text = page.page(found, sys.argv[1:], seconds)
-    (args.out / "page.md").write_text(text, "utf-8")
-    print(json.dumps(summary(found, args) | {"seconds": seconds}))
+    (machine,) = run([{"task": "machine", "tiny": args.tiny}], args, 300, 1)
+    if machine["error"]:
+        raise SystemExit(f"chip: no device can be used: {machine['error']}")
+    origin = {name: machine[name] for name in ("date", "device_kind", "versions")}
+    origin["git_revision"] = git_revision()
+    parts, rows = plan(machine, args), []
+    # Only a GPU may be used by several processes.
+    jobs = args.jobs or os.cpu_count() or 1
+    groups = [parts] if machine["platform"] == "gpu" else [[part] for part in parts]
+    for group in groups:
+        left = 60 * args.minutes - (time.monotonic() - began)
+        for row in run(group, args, left, jobs):
+            rows.append(row)
+            record.append(args.out / "rows.jsonl", row | origin)
+    text = page(rows, machine)
+    (args.out / "table.md").write_text(text, "utf-8")
+    print(text)
+    failed = [title(row) for row in rows if row["error"]]
+    print(to_json({"benchmark": "chip", **origin, "failed": failed}))
 
 
 if __name__ == "__main__":

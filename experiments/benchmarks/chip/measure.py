@@ -1,0 +1,318 @@
+"""One part: prepares it, which compiles, waits for its turn, and measures it.
+
+A part's `prepare` returns the function that measures it.
+"""
+
+import collections
+import dataclasses
+import datetime
+import functools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmarks import record, subject
+from experiments.benchmarks.quiet import clock
+from experiments.benchmarks.record import Row
+from txl_jax import config as configs
+from txl_jax.cli import plan
+from txl_jax.config import Config, with_fields
+from txl_jax.data.streams import Position
+from txl_jax.evaluate.options import evaluation_model
+from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.generate import stream
+from txl_jax.kernels import check, dispatch, xla
+from txl_jax.model.flops import needed_flops
+from txl_jax.report.log import to_json
+from txl_jax.report.peak import known_peak, measured_peak
+from txl_jax.runtime.allocator import keep_freed
+from txl_jax.runtime.programs import record_loops
+from txl_jax.sharding.rules import place_segments
+from txl_jax.update.step import make_program
+from txl_jax.workdir.fit import find_vocab
+
+Measure = Callable[[], Row]
+SECONDS, REPEATS = 0.8, 3  # a repetition takes at least so long
+PRINTED = 25  # kernels of a profile
+# Shapes B, H, L, M, A and R of the checks: training, and evaluation with clamped
+# distances, both of `enwik8`.
+SHAPES = ((2, 8, 512, 512, 64, 1024), (2, 8, 80, 2100, 64, 821))
+TINY_SHAPES = ((2, 2, 6, 4, 8, 10), (2, 2, 6, 8, 8, 5))
+# The largest error of an array by its largest element, with the products of float32
+# exact, then as the device computes them. Distances are clamped only in evaluation, so
+# their gradients, sums over all farther keys, are not checked in lower precision.
+TOLERANCES = {"float32": 1e-4, "default": 2e-2, "bfloat16": 3e-2}
+
+
+def run(part: Row) -> None:
+    """Prepares a part, waits for the end of stdin, measures, and prints JSON lines."""
+    keep_freed()  # as `txl_jax.main` does
+    try:
+        began = time.perf_counter()
+        measure = find(part)(part)
+        print(to_json({"compile_seconds": time.perf_counter() - began}), flush=True)
+        sys.stdin.read()
+        print(to_json({"result": measure()}), flush=True)
+    except Exception as error:
+        line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        print(to_json({"error": line}), flush=True)
+
+
+def find(part: Row) -> Callable[[Row], Measure]:
+    """Returns the function that prepares a part."""
+    if "original" in part:
+        from experiments.benchmarks.chip import original
+
+        return original.prepare
+    return PREPARE[part["task"]]
+
+
+def read(part: Row) -> Config:
+    """Returns the config of a part."""
+    config = find_vocab(configs.parse(configs.load(part["experiment"])))
+    model = {"dtype": part["dtype"], "kernel": part["kernel"]}
+    model |= dict.fromkeys(part.get("without", ()), 0.0)
+    B, L = part["B"], part.get("L", config.eval.tgt_len)
+    M = part.get("M", L)
+    if part["tiny"]:
+        B, L, M = min(B, 2), 4, 8
+        config = dataclasses.replace(config, model=subject.shrink(config.model))
+    if "unroll" in part:
+        every = config.model.n_layer
+        model["unroll"] = every if part["unroll"] == "all" else part["unroll"]
+    config = with_fields(config, "model", mem_len=M, **model)
+    config = with_fields(config, "train", batch_size=B, tgt_len=L)
+    config = with_fields(config, "eval", streams=B, tgt_len=L, mem_len=M)
+    return with_fields(config, "generate", mem_len=M, num_tokens=10**6)
+
+
+def seconds_of(call: Callable[[], Any]) -> tuple[float, list[float]]:
+    """Returns the median seconds of a call, and each repetition's by the median's.
+
+    The calls of a repetition follow each other without waiting.
+    """
+
+    def repeat(count: int) -> float:
+        def program() -> None:
+            for _ in range(count):
+                result = call()
+            jax.block_until_ready(result)
+
+        return clock(program) / count
+
+    repeat(1)
+    count = max(round(SECONDS / repeat(1)), 1)
+    found = [repeat(count) for _ in range(REPEATS)]
+    median = statistics.median(found)
+    return median, [round(each / median, 3) for each in found]
+
+
+def peak_bytes() -> int:
+    """Returns the most memory that this process has used; 0 where jax has no figure."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+
+
+def peak() -> float:
+    """Returns the peak FLOP/s of one device."""
+    return known_peak(jax.devices()[0].device_kind) or measured_peak()
+
+
+def profile(part: Row, call: Callable[[], Any], updates: int = 1) -> Row:
+    """Profiles one call if the part says so.
+
+    Returns the kernels by time: their names, milliseconds and runs in an update.
+    """
+    if not part["trace"]:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(call())
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        found: dict[str, list[float]] = collections.defaultdict(list)
+        for name, nanoseconds in events(jax.profiler.ProfileData.from_file(str(path))):
+            found[name].append(nanoseconds / 1e6)
+    longest = sorted(found.items(), key=lambda item: -sum(item[1]))[:PRINTED]
+    rows = [(name, sum(ms) / updates, len(ms) / updates) for name, ms in longest]
+    return {"kernels": rows}
+
+
+def events(data: Any) -> Iterator[tuple[str, float]]:
+    """Yields the name and the nanoseconds of each kernel on the device.
+
+    A GPU has a line for each stream, a TPU one of operations. On a CPU, whose threads
+    also wait, events count that are operations of a program, without their inner ones.
+    """
+    for plane in data.planes:
+        device = plane.name.startswith("/device:")
+        if not (device or plane.name == "/host:CPU"):
+            continue
+        for line in plane.lines:
+            if device and not line.name.startswith(("Stream", "XLA Ops")):
+                continue
+            for event in line.events:
+                outer = event.name.startswith(("while", "cond", "call"))
+                if device or ("hlo_op" in dict(event.stats) and not outer):
+                    yield event.name, event.duration_ns
+
+
+def machine(part: Row) -> Measure:
+    """Returns the facts of one device, and the rate of a product."""
+    size = 64 if part["tiny"] else 1024 if jax.default_backend() == "cpu" else 8192
+    x, multiply = jnp.ones((size, size), "bfloat16"), jax.jit(jnp.matmul)
+    device = jax.devices()[0]
+
+    def measure() -> Row:
+        seconds, _ = seconds_of(functools.partial(multiply, x, x))
+        return {
+            "date": datetime.date.today().isoformat(),
+            "device_kind": device.device_kind,
+            "platform": device.platform,
+            "peak_flops": peak(),
+            "product_flops": 2 * size**3 / seconds,
+            "versions": record.versions(),
+        }
+
+    return measure
+
+
+def check_kernel(part: Row) -> Measure:
+    """Compares a kernel's values and gradients with the einsum's on the CPU.
+
+    The check is part of the preparation, because it needs no quiet device.
+    """
+    kernel, result = dispatch.KERNELS[part["kernel"]], {"errors": {}}
+    half = part["kernel"] == "cudnn"  # without float32, and without dropout
+    for shape in TINY_SHAPES if part["tiny"] else SHAPES:
+        with jax.default_device(jax.devices("cpu")[0]):
+            exact = operands(shape, "float32", not half)
+            expected = check.differentiate(xla.rel_attention, exact)
+        for name, tolerance in TOLERANCES.items():
+            if half and name != "bfloat16":
+                continue
+            dtype = "bfloat16" if name == "bfloat16" else "float32"
+            precision = "highest" if name == "float32" else None
+            given = operands(shape, dtype, not half)
+            actual = check.differentiate(kernel, given, precision)
+            errors = check.errors(actual, expected)
+            if shape[-1] < shape[2] + shape[3] and name != "float32":
+                errors = {"o": errors["o"]}
+            worst = max(errors, key=lambda each: errors[each])
+            result["errors"][name] = max(errors[worst], result["errors"].get(name, 0.0))
+            if not errors[worst] <= tolerance:
+                where = f"{name}, {' x '.join(map(str, shape))}"
+                raise ValueError(f"{worst} is off by {errors[worst]:.1e} ({where})")
+    return lambda: result
+
+
+def operands(shape: tuple[int, ...], dtype: str, dropout: bool) -> Any:
+    """Returns the operands of a check, with the paper's position terms."""
+    made = check.make_operands(shape, dtype, ("bias_HR",))
+    return made if dropout else made._replace(dropout=None)
+
+
+def train(part: Row) -> Measure:
+    """Compiles the training step as `train` does, for one device."""
+    config, mesh = read(part), subject.one_device()
+    program = make_program(config.model, config.train, config.optim, mesh)
+    state, segments = plan.step_arguments(config, mesh, program)
+    options = record_loops([*mesh.devices.flat])
+    step = program.step.lower(state, segments).compile(options)
+    return lambda: time_training(part, config, mesh, program, step)
+
+
+def time_training(part: Row, config: Config, mesh: Any, program: Any, step: Any) -> Row:
+    """Returns the seconds of an update, and what follows from them."""
+    train = config.train
+    updates = train.updates_of_call(config.checkpoint.every_steps)
+    S = updates * train.segments_per_update
+    tokens = train.batch_size * (train.tgt_len * S + 1)
+    text = subject.zipf_text(config.model.vocab_size, 2 * tokens + 2)
+    batch, _ = plan.make_streams(config, text, slice(None)).batch(Position(), S)
+    segments, state = place_segments(mesh, batch), program.init()
+    losses: list[Any] = []
+
+    def call() -> Any:
+        nonlocal state
+        state, metrics = step(state, segments)
+        losses.append(metrics["loss"])
+        return metrics
+
+    seconds, spread = seconds_of(call)
+    width = train.ext_len + train.tgt_len
+    flops = S * needed_flops(config.model, train.batch_size, width, True) / seconds
+    nats = np.concatenate(jax.device_get(losses)).astype(float)
+    return {
+        "seconds": seconds / updates,
+        "tokens_per_second": int(batch.weights_SBL.sum()) / seconds,
+        "flops": flops,
+        "mfu": flops / peak(),
+        "spread": spread,
+        "loss": [nats[0], nats[-1]],
+        "updates": len(nats),
+        "peak_bytes": peak_bytes(),
+        **profile(part, call, updates),
+    }
+
+
+def evaluate(part: Row) -> Measure:
+    """Compiles the evaluation step by reading four segments."""
+    config = read(part)
+    model, each = evaluation_model(config.model, config.eval), config.eval
+    params = subject.make_params(config.model)
+    evaluation = make_evaluate(config.model, each, subject.one_device())
+
+    def read_segments(count: int) -> Any:
+        tokens = count * each.streams * each.tgt_len + 1
+        text = subject.zipf_text(config.model.vocab_size, tokens)
+        return evaluation(params, text, lambda *_: None)
+
+    read_segments(4)
+
+    def measure() -> Row:
+        # As many segments as take the time of a measurement, several in each call.
+        once = read_segments(64)["seconds"] / 64
+        count = max(64, round(REPEATS * SECONDS / once))
+        done = read_segments(count)
+        rate = done["tokens_per_second"]
+        flops = needed_flops(model, each.streams, each.tgt_len, False)
+        flops *= rate / (each.streams * each.tgt_len)
+        row = {"L": each.tgt_len, "tokens_per_second": rate, "flops": flops}
+        row |= {"mfu": flops / peak(), "nll": done["nll"], "peak_bytes": peak_bytes()}
+        return row | profile(part, lambda: read_segments(64), 64)
+
+    return measure
+
+
+def generate(part: Row) -> Measure:
+    """Compiles the sampler by sampling, with a full memory, one token at a time."""
+    config = read(part)
+    params = subject.make_params(config.model)
+    length = config.generate.mem_len + 1
+    prompt_T = subject.zipf_text(config.model.vocab_size, length)
+    parts = stream(config.model, params, [prompt_T], config.generate)
+    count = next(parts).tokens_BT.shape[1]
+
+    def measure() -> Row:
+        seconds, spread = seconds_of(lambda: next(parts).tokens_BT)
+        row = {"seconds": seconds / count, "tokens_per_second": count / seconds}
+        row |= {"spread": spread, "peak_bytes": peak_bytes()}
+        return row | profile(part, lambda: next(parts).tokens_BT, count)
+
+    return measure
+
+
+PREPARE: dict[str, Callable[[Row], Measure]] = {
+    "machine": machine,
+    "check": check_kernel,
+    "train": train,
+    "evaluate": evaluate,
+    "generate": generate,
+}
