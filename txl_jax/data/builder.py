@@ -293,6 +293,9 @@ def _download(
     """Returns the verified download from the first host that has it; TFDS keeps it."""
     reasons = []
     for url in archive.urls:
+        name = tfds.download.resource.get_dl_fname(url)
+        for leftover in manual.parent.rglob(f"{name}.tmp.*"):  # of a killed download
+            shutil.rmtree(leftover)
         try:
             with waiting(f"data: downloading {url}, {archive.size:,} bytes"):
                 return Path(downloads.download(url))
