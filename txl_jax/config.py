@@ -32,7 +32,7 @@ from txl_jax.model.config import (
     tensorflow,
 )
 from txl_jax.paper.options import AttentionConfig, ReclConfig, TableConfig
-from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
+from txl_jax.report.checksum import DAMAGE
 from txl_jax.runtime import storage
 from txl_jax.runtime.options import RunConfig
 from txl_jax.sharding.options import MeshConfig
@@ -289,19 +289,19 @@ def _packaged(name: str) -> Path:
 
 
 def save_json(config: Config, path: Path) -> None:
-    """Writes the config with a checksum and absolute paths, for `load_json`."""
+    """Writes the config with absolute paths, for `load_json`."""
     state = dataclasses.asdict(config)
     for name in ("path", "data_dir"):
         if (value := state["data"][name]) and "://" not in value:
             state["data"][name] = os.path.abspath(os.path.expanduser(value))
-    path.write_text(json.dumps(with_checksum(state), indent=2) + "\n")
+    path.write_text(json.dumps(state, indent=2) + "\n")
 
 
 def load_json(path: Path) -> ConfigDict:
     """Returns the config that `save_json` wrote."""
     try:
         saved = json.loads(path.read_text("utf-8"))
-        config = from_saved(verify_checksum(saved), path)
+        config = from_saved(saved, path)
         parse(config)
         return config
     except (FileNotFoundError, NotADirectoryError):
@@ -311,8 +311,7 @@ def load_json(path: Path) -> ConfigDict:
         ) from None
     except (OSError, *DAMAGE, UserError) as error:
         raise UserError(
-            f"cannot read {path}: {error}; restore the file that the run wrote (fields "
-            "change on the command line, as in --config.eval.streams=4)"
+            f"cannot read {path}: {error}; correct it, or restore what the run wrote"
         ) from error
 
 

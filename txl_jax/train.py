@@ -142,6 +142,7 @@ class Run:
             every=train.log_every,
             send=(events.scalars, send_line),
             ideal_seconds=train.segments_per_update * flops / peak_flops(),
+            validated=step > 0 and self.checkpoints.validated(step),
         )
         self.log = enter(log)
         self.bar = enter(Progress("train", train.num_steps, step))
@@ -200,11 +201,13 @@ class Run:
         """
         is_due = self.training.config.train.validates(step)
         valid_nll = self.validate(state) if is_due and not self.stop.reached else None
+        if valid_nll is not None:
+            self.log.validated(valid_nll)
         # orbax copies arrays to the host implicitly.
         with self.log.timing.spend("checkpoint"), jax.transfer_guard("allow"):
             with self.checkpoints.attempt(step):
                 with distributed.together(*save_restore.errors()):
-                    self.log.sync(valid_nll, is_due)
+                    self.log.sync()
                     self.staging.upload()
                 self.checkpoints.save(step, state, position, valid_nll)
             if self.bad and step not in self.checkpoints.failed:

@@ -107,7 +107,7 @@ def train(options: Options, workdir: Path) -> Json:
     """
     program = make_program(options, make_mesh(MeshConfig()))
     with ExitStack() as stack:
-        enter, stop = stack.enter_context, preemption.current()
+        enter = stack.enter_context
         enter(locked(workdir))
         claim(workdir, options)
         checkpoints = enter(save_restore.Checkpoints(workdir))
@@ -116,12 +116,11 @@ def train(options: Options, workdir: Path) -> Json:
         )
         log = enter(MetricsLog(workdir / METRICS, step, options.updates, every=1))
         bar = enter(Progress("ppo", options.updates, step))
-        stack.callback(stop.release)
+        stop = enter(preemption.listening())
         with log.timing.spend("compile"):
             update = compile_step("the update", program.step, state)
         while step < options.updates:
             (state, metrics), step = update(state), step + 1
-            stop.hold()
             numbers = {name: x.item() for name, x in jax.device_get(metrics).items()}
             if not math.isfinite(numbers["loss"]):
                 raise BadNumbers(
@@ -134,7 +133,7 @@ def train(options: Options, workdir: Path) -> Json:
             ends = stop.at_boundary()
             if ends or step % options.save_every == 0 or step == options.updates:
                 with checkpoints.attempt(step):
-                    log.sync(None)
+                    log.sync()
                     checkpoints.save(step, state, position, None)
             if ends:
                 checkpoints.finish(step)
@@ -203,7 +202,7 @@ def main() -> int:
     try:
         options, workdir = read_flags()
         allocator.keep_freed()
-        with preemption.listening(), contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr):
             result = train(options, workdir)
     except (UserError, Interrupted, BadNumbers) as error:
         return distributed.report(error)

@@ -157,7 +157,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """Is full from the checkpoint or the metrics of one step to the next metrics."""
     full = contextlib.ExitStack()
     disk = SimpleNamespace(checkpoint=-1, metrics=-1, repair=full.close)
-    save, sync = Checkpoints.save, MetricsLog.sync
+    save, validated = Checkpoints.save, MetricsLog.validated
 
     def save_faulty(manager: Checkpoints, step: int, *rest: Any) -> None:
         if step == disk.checkpoint:
@@ -167,15 +167,15 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         while step == disk.checkpoint and manager._open().is_saving_in_progress():
             time.sleep(0.01)
 
-    def sync_faulty(log: Any, *args: Any, **options: Any) -> None:
+    def validated_faulty(log: Any, valid_nll_nats: float) -> None:
         if log.step != disk.checkpoint:  # its files are still being written
             full.close()
         if log.step == disk.metrics:
             full.enter_context(full_disk(log.file.tell() + 50))
-        sync(log, *args, **options)
+        validated(log, valid_nll_nats)
 
     monkeypatch.setattr(Checkpoints, "save", save_faulty)
-    monkeypatch.setattr(MetricsLog, "sync", sync_faulty)
+    monkeypatch.setattr(MetricsLog, "validated", validated_faulty)
     with full:
         yield disk
 

@@ -25,7 +25,7 @@ from tests.support.rights import public_folder, without_rights
 from tests.support.trained import TEXT, command, home
 from txl_jax import config as configs
 from txl_jax.data.tokens import prepare
-from txl_jax.report.checksum import verify_checksum, with_checksum
+from txl_jax.report.checksum import with_checksum
 
 pytestmark = pytest.mark.promise("User errors are one line")
 FIXTURES = (home,)
@@ -44,12 +44,13 @@ def cut(path: Path) -> None:
 
 
 def update(change: Callable[[Any], object]) -> Change:
-    """Returns a change of a JSON object and of its checksum."""
+    """Returns a change of a JSON object, and of its checksum if it has one."""
 
     def write(path: Path) -> None:
-        state = verify_checksum(json.loads(path.read_text()))
+        state = json.loads(path.read_text())
+        has_checksum = state.pop("sha256", "")
         change(state)
-        path.write_text(json.dumps(with_checksum(state)))
+        path.write_text(json.dumps(with_checksum(state) if has_checksum else state))
 
     return write
 
@@ -72,7 +73,7 @@ WRITTEN: dict[str, str | bytes] = {
 COPIES: dict[str, tuple[str, str, Change]] = {
     "tokens_gone": ("data", "valid.bin", Path.unlink),
     "vocab_number": ("data", "vocab.json", edit('"byte"', "7")),
-    "config_flipped": ("run", "config.json", edit('"keep": 2', '"keep": 3')),
+    "config_cut": ("run", "config.json", cut),
     "layers": ("run", "config.json", update(lambda x: x["model"].update(n_layer=3))),
     "run_other": ("run", "run.json", edit('"sha256": "', '"sha256": "0')),
     "words_flipped": ("run", "vocab.json", edit('"byte"', '"char"')),
@@ -150,7 +151,7 @@ new data.data_dir={home}/tokens_gone      | delete the folder and prepare again
 new data.data_dir={home}/vocab_number     | delete the folder and prepare again
 
 run nowhere                               | holds no run
-run config_flipped                        | {home}/config_flipped/config.json:
+run config_cut                            | cannot read {home}/config_cut/config.json:
 run layers                                | give the config of the run that
 evaluate layers                           | give the config of the run that
 run run_other                             | another version of corpus 'text'

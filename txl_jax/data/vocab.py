@@ -17,7 +17,7 @@ from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.text import JsonObject, token_dtype
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
-from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
+from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.runtime import storage
 
@@ -190,13 +190,13 @@ def report_unknown(vocab: Vocab, field: str, text: str) -> None:
 
 
 def dumps(vocab: Vocab) -> str:
-    """Returns a vocabulary as JSON with a checksum."""
-    return json.dumps(with_checksum(vocab.to_json()), ensure_ascii=False)
+    """Returns a vocabulary as JSON."""
+    return json.dumps(vocab.to_json(), ensure_ascii=False)
 
 
 def loads(text: str) -> Vocab:
     """Returns the vocabulary of `dumps`; raises an error of DAMAGE or UserError."""
-    state = verify_checksum(json.loads(text))
+    state = json.loads(text)
     require_one_of(state["kind"], list(VOCABULARIES), "kind")
     return VOCABULARIES[state["kind"]](state)
 

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +22,6 @@ from txl_jax.runtime.storage import place, write_atomically
 # Called with (step, numbers by tag) of each new line of metrics.jsonl.
 SendLine = Callable[[int, dict[str, float]], object]
 
-CHECKSUM = "crc32"  # the last key of a line in metrics.jsonl
 # Tags of the metrics whose names in metrics.jsonl are shorter, or of another group.
 TAGS = {"lr": "train/learning_rate", "valid_nll": "valid/nll"}
 GROUPS = {"exact": "train", "timing": "perf"}
@@ -55,12 +53,10 @@ class Lines(logging.Handler):
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl: one line every few updates, each step at most once.
+    """Appends to metrics.jsonl: a line every few updates and one for each validation.
 
-    A line is due every `every` updates, at each validation and at the last update. The
-    newest is held back until the next update, so that its validation loss can be added;
-    a resumed run adds it to the line in the file. Each line ends with its CRC-32. Lines
-    that do not fit on a full disk are kept until `sync`. Only process 0 writes.
+    The last update has a line too. Lines that do not fit on a full disk are kept until
+    `sync`. Only process 0 writes.
     """
 
     def __init__(
@@ -71,38 +67,38 @@ class MetricsLog:
         every: int,
         send: Iterable[SendLine] = (),
         ideal_seconds: float = 0.0,
+        validated: bool = True,
     ):
         """Opens the file and cuts it to the steps up to last_step; raises UserError.
 
-        send: called for each new line, and for a validation loss that is added later.
+        send: called for each new line. validated: the validation of last_step is not
+        repeated, so its line stays.
         """
         self.step, self.num_steps, self.every = last_step, num_steps, every
         self.send = send
         self.path = path if distributed.is_first() else None
         self.unwritten = b""
         self.timing = Timing(ideal_seconds)
-        self.held: Json | None = None
+        lines = [
+            line
+            for line in (read_metrics(path) if self.path else [])
+            if line["step"] < last_step
+            or (line["step"] == last_step and (validated or not _is_validation(line)))
+        ]
         try:
-            kept, damaged = whole_lines(path, last_step) if self.path else ([], 0)
-            self._open(kept)
+            if self.path:
+                text = b"".join(map(_encode, lines))
+                write_atomically(path, lambda fresh: fresh.write_bytes(text))
+            self.file = (self.path or Path(os.devnull)).open("ab", buffering=0)
         except OSError as error:
             raise UserError(
                 f"cannot write {place(error) or path} ({error.strerror}): free the "
                 "disk or fix its permissions, or choose another --workdir"
             ) from error
-        if damaged:
-            say(f"{path}: {damaged} damaged lines are left out")
-        if kept:
-            self.timing.totals |= json.loads(kept[-1])["timing"]["total_seconds"]
-        if self.path and last_step and not kept:
+        if lines:
+            self.timing.totals |= lines[-1]["timing"]["total_seconds"]
+        elif self.path and last_step:
             say(f"{path} lacks the updates up to {last_step}: their lines are lost")
-
-    def _open(self, lines: list[bytes]) -> None:
-        """Replaces the file by these lines, atomically, and opens it for appending."""
-        if self.path is not None:
-            text = b"".join(lines)
-            write_atomically(self.path, lambda fresh: fresh.write_bytes(text))
-        self.file = (self.path or Path(os.devnull)).open("ab", buffering=0)
 
     def __enter__(self) -> Self:
         return self
@@ -114,10 +110,11 @@ class MetricsLog:
         """Logs the metrics of the updates of one call; returns the newest to show."""
         seconds, waited = self.timing.lap(len(updates))
         for exact in updates:
-            self._release()
             self.step += 1
             timing = self.timing.add(seconds, waited, exact["tokens"])
-            self.held = {"step": self.step, "exact": exact, "timing": timing}
+            if self.step % self.every == 0 or self.step == self.num_steps:
+                self._add(exact, timing)
+                self.timing.restart()
         return {
             "loss": f"{exact['loss']:.4f}",
             "bpc": f"{bits(exact['loss']):.4f}",
@@ -125,58 +122,30 @@ class MetricsLog:
             "mfu": f"{self.timing.ideal_seconds / seconds:.1%}",
         }
 
-    def _show(self, line: Json) -> None:
-        numbers = {
-            TAGS.get(name, f"{GROUPS[group]}/{name}"): float(value)
-            for group in GROUPS
-            for name, value in line.get(group, {}).items()
-            if isinstance(value, (bool, int, float))
-        }
-        for send in self.send:
-            send(line["step"], numbers)
+    def validated(self, valid_nll_nats: float) -> None:
+        """Logs the validation of the newest update."""
+        say(f"update {self.step}: valid bpc {bits(valid_nll_nats):.4f}")
+        self._add({"valid_nll": valid_nll_nats}, self.timing.so_far())
 
-    def sync(self, valid_nll_nats: float | None, owed: bool = False) -> None:
-        """Writes all lines to disk, the newest one with its validation loss.
-
-        owed: the newest step is validated, now or after a resume, so its line is due.
-        Raises OSError if the disk is full; the next call tries again.
-        """
-        if valid_nll_nats is not None:
-            self._join(valid_nll_nats)
-        if self.held:  # with the validation of its step
-            self.held["timing"] |= self.timing.so_far()
-        self._release(owed)
+    def sync(self) -> None:
+        """Forces all lines to disk; raises OSError if it is full."""
         self._write()
         if self.path is not None:
             os.fsync(self.file.fileno())
 
-    def _join(self, valid_nll_nats: float) -> None:
-        say(f"update {self.step}: valid bpc {bits(valid_nll_nats):.4f}")
-        valid = {"valid_nll": valid_nll_nats}
-        if self.held:
-            self.held["exact"] |= valid
-            return
-        lines = whole_lines(self.path, self.step)[0] if self.path else []
-        if lines and _step(lines[-1]) == self.step:
-            line = json.loads(lines.pop())
-            line.pop(CHECKSUM)
-            line["exact"] |= valid
-            self.file.close()
-            self._open([*lines, encode(line)])
-            self._show({"step": self.step, "exact": valid})
-
-    def _release(self, owed: bool = False) -> None:
-        line, self.held = self.held, None
-        if line is None:
-            return
-        step, is_last = line["step"], line["step"] == self.num_steps
-        due = step % self.every == 0 or is_last or "valid_nll" in line["exact"]
-        if due or owed:
-            self._show(line)
-            self.unwritten += encode(line)
-            self.timing.restart()
-            with contextlib.suppress(OSError):  # raised by `sync`
-                self._write()
+    def _add(self, exact: Json, timing: Json) -> None:
+        line = {"step": self.step, "exact": exact, "timing": timing}
+        numbers = {
+            TAGS.get(name, f"{GROUPS[group]}/{name}"): float(value)
+            for group in GROUPS
+            for name, value in line[group].items()
+            if isinstance(value, (bool, int, float))
+        }
+        for send in self.send:
+            send(self.step, numbers)
+        self.unwritten += _encode(line)
+        with contextlib.suppress(OSError):  # raised by `sync`
+            self._write()
 
     def _write(self) -> None:
         # A disk that fills up may store part of a line; the next call writes the rest.
@@ -185,58 +154,30 @@ class MetricsLog:
             self.unwritten = self.unwritten[written:]
 
 
-def encode(line: Json) -> bytes:
-    """Returns a line of metrics.jsonl with its checksum."""
-    body = to_json(line)[:-1]
-    return f'{body}, "{CHECKSUM}": {zlib.crc32(body.encode())}}}\n'.encode()
+def _encode(line: Json) -> bytes:
+    return f"{to_json(line)}\n".encode()
 
 
-def _step(line: bytes) -> int:
-    """Returns the step of a line; raises one of DAMAGE if it has changed."""
-    entry = json.loads(line)
-    body, _, _ = line.rpartition(f', "{CHECKSUM}": '.encode())
-    if entry.pop(CHECKSUM) != zlib.crc32(body):
-        raise ValueError("its checksum is wrong")
-    return int(entry["step"])
-
-
-def whole_lines(path: Path, last_step: int) -> tuple[list[bytes], int]:
-    """Returns the lines of a metrics.jsonl up to last_step, each step once.
-
-    A kill may leave half a line. The second result is the number of damaged lines.
-    """
-    kept, damaged, before = [], 0, 0
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-        if not line.endswith(b"\n"):
-            break
-        try:
-            step = _step(line)
-        except DAMAGE:
-            damaged += 1
-            continue
-        if before < step <= last_step:
-            kept.append(line)
-            before = step
-    return kept, damaged
-
-
-def last_step(path: Path) -> int:
-    """Returns the newest step in a metrics.jsonl; 0 if there is none."""
-    try:
-        lines, _ = whole_lines(path, 2**62)
-    except OSError:
-        return 0
-    return _step(lines[-1]) if lines else 0
+def _is_validation(line: Json) -> bool:
+    return "valid_nll" in line["exact"]
 
 
 def read_metrics(path: Path) -> list[Json]:
-    """Returns the lines of a metrics.jsonl; numbers that are not finite are None."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    """Returns the lines of a metrics.jsonl; numbers that are not finite are None.
+
+    A kill may leave half a line, which is left out. No file has no lines.
+    """
+    lines: list[Json] = []
+    for text in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(*DAMAGE):
+            line = json.loads(text)
+            lines += [line] if {"step", "exact", "timing"} <= line.keys() else []
+    return lines
 
 
 def spent_seconds(path: Path) -> dict[str, float]:
     """Returns the seconds of a run by purpose, from the last line of metrics.jsonl."""
-    lines = read_metrics(path) if path.exists() else []
+    lines = read_metrics(path)
     return lines[-1]["timing"]["total_seconds"] if lines else {}
 
 
