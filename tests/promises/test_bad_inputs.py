@@ -110,6 +110,7 @@ new modle.n_layer=3                       | mean '--config.model.n_layer'
 new model.vocab_size=99                   | model.vocab_size = 99
 new model.cutoffs=9,300                   | below the vocabulary's 256
 new model.kernel=tpu                      | use model.kernel "xla" or "chunked"
+new model.kernel=cudnn                    | needs an NVIDIA GPU
 new model.kernel=chunked train.batch_chunk=2 | batch_size / batch_chunk
 new train.batch_size=12                   | is not divisible by mesh.data x mesh.fsdp
 new train.batch_size=80000                 | decrease train.batch_size
