@@ -127,8 +127,9 @@ def check_kernel(config: Config) -> Config:
     device = jax.local_devices()[0].device_kind
     if config.model.kernel != "auto" or dispatch.FASTEST.get(device) != "tpu":
         return config
+    rates = check.RATES if config.model.dropatt else (0.0,)
     with waiting(f"checking the kernel tpu on {device}"):
-        fault = check.fault(dispatch.KERNELS["tpu"], [config.model.dtype])
+        fault = check.fault(dispatch.KERNELS["tpu"], [config.model.dtype], rates)
     if not distributed.anywhere(bool(fault)):
         return config
     say(
