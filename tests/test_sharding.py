@@ -107,10 +107,3 @@ def test_no_device_holds_a_whole_sharded_parameter() -> None:
     assert split.count(False) == 4
     for shard in state.memory.h_NBMD.addressable_shards:
         assert shard.data.shape[1] == B // 8
-
-
-def test_the_state_of_lamb_is_sharded() -> None:
-    lamb = make_optimizer(OptimConfig(optimizer="lamb"))
-    _, places = init_state(tiny.CONFIG, lamb, B, 0, make_mesh(MeshConfig()))
-    moments: Any = places.opt_state[1]
-    assert moments.mu == moments.nu == places.params

@@ -89,17 +89,6 @@ def test_learned_distances_are_converted() -> None:
     assert_equal(params["u"], state["r_w_bias"])
 
 
-def test_prefixes_of_data_parallel_and_half_precision_are_read() -> None:
-    config, params = case("plain")
-    state = {
-        f"module.{name}": x.astype(np.float16)
-        for name, x in recorded.paper_state("plain").items()
-    }
-    result = pytorch.from_state_dict(state, mem_len=config.mem_len)[1]
-    assert_equal(result, params)
-    assert {x.dtype for x in jax.tree.leaves(result)} == {np.dtype(np.float32)}
-
-
 # A name without its array, or with another shape; a part of the error.
 BROKEN = """
 word_emb.emb_layers.0.weight           | 0.weight is missing: expected

@@ -195,13 +195,6 @@ def test_failures_of_training_and_cloud(
         assert message in result.stderr.splitlines()[-1]
 
 
-def test_a_failed_request_ends_the_run(cloud: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "resource").write_text("ACCEPTED\nFAILED\n")
-    result = train(cloud)
-    assert result.returncode == 1
-    assert "--delete it" in result.stderr.splitlines()[-1]
-
-
 def test_after_an_interruption_the_same_command_follows_the_training(
     cloud: dict[str, str], tmp_path: Path
 ) -> None:
@@ -275,15 +268,3 @@ def test_user_errors_are_one_line(
 ) -> None:
     result = world.run(cloud, "tpu_vm.sh", *MISTAKES[message])
     world.assert_mistake(tmp_path, result, message)
-
-
-def test_help_and_a_machine_without_gcloud(tmp_path: Path) -> None:
-    environment = world.make(tmp_path)
-    result = world.run(environment, "tpu_vm.sh", "--help")
-    assert result.returncode == 0
-    assert result.stdout.startswith("usage: launch/tpu_vm.sh")
-    (tmp_path / "tools").mkdir()
-    for tool in ("bash", "mktemp", "rm", "dirname"):
-        (tmp_path / "tools" / tool).symlink_to(f"/usr/bin/{tool}")
-    result = train({**environment, "PATH": str(tmp_path / "tools")})
-    world.assert_mistake(tmp_path, result, "gcloud is not on PATH")

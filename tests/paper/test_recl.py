@@ -235,12 +235,6 @@ def lengths(
     return [recl.recl(gain_C, contexts) for gain_C in gain_IC / baseline_C]
 
 
-def test_recl_is_the_first_context_without_a_gain() -> None:
-    assert lengths(HAND_ICT, [100, 200, 300]) == [(200, True), (100, True)]
-    # The second model's later gain, at 200, does not count.
-    assert lengths(HAND_ICT[1:], [100, 200, 300]) == [(300, False)]
-
-
 @pytest.mark.parametrize("nll, expected", [(1 - 0.0102, 200), (1 - 0.0098, 100)])
 def test_the_threshold_is_on_the_relative_gain(nll: float, expected: int) -> None:
     # 1 - exp(-0.0102) is 1.01 %, 1 - exp(-0.0098) is 0.98 %.

@@ -144,6 +144,8 @@ def test_a_miniature_has_an_eighth_of_the_lengths_and_takes_overrides() -> None:
     assert (row.train.num_steps, row.train.batch_size) == (80, 4)
     assert (row.train.seed, row.eval.max_tokens) == (1113, table.SCORED)
     assert (row.optim.warmup_steps, row.checkpoint.every_steps) == (8, 20)
+    # The largest distance in training; a table's last row serves all greater ones.
+    assert (shrunk("6", "wt103_128m").eval.clamp_len, row.eval.clamp_len) == (31, 0)
 
 
 def test_every_token_attends_to_the_given_length() -> None:
@@ -161,17 +163,3 @@ def test_every_token_attends_to_the_given_length() -> None:
     one = {"train.tgt_len": "1"}
     shortest = table.row_config("wt103_no_recurrence", TableConfig(), one)
     assert min(table.lengths(shortest)) == 1  # the token that is scored
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides", "clamp_len"),
-    [
-        ("wt103_128m", {}, 31),  # the largest distance in training
-        ("wt103_128m", {"train.tgt_len": "32", "model.mem_len": "64"}, 95),
-        ("wt103_128m", {"train.tgt_len": "32", "eval.clamp_len": "7"}, 7),
-        ("wt103_shaw", {}, 0),  # a table's last row serves all greater distances
-    ],
-)
-def test_clamped_lengths(name: str, overrides: dict[str, str], clamp_len: int) -> None:
-    row = table.row_config(name, TableConfig(), overrides)
-    assert row.eval.clamp_len == clamp_len

@@ -38,13 +38,6 @@ def test_help_has_the_first_line_of_the_docstring(
     assert docstring.splitlines()[0] in capsys.readouterr().out
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("read", ["score", "recl", "prompt"])
-def test_every_way_of_reading_is_timed(read: str, start: Start) -> None:
-    flags = f"--read={read} --alone --tokens=160 --tiny --force --repeats=1"
-    start("benchmarks.evaluation", flags)
-
-
 def test_a_loaded_machine_is_refused(
     start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -225,19 +225,6 @@ def test_pages_state_the_committed_numbers() -> None:
         assert ratio in [f"{x / y:.1f}" for x, y in near], (ours, peer, ratio)
 
 
-def test_a_result_of_one_seed_or_of_uncommitted_code_has_no_verdict(
-    made: Callable[[str], str],
-) -> None:
-    rows = [line.split(" | ") for line in made("claims.claims").splitlines()[2:]]
-    single = [row for row in rows if row[2] == "**1**"]
-    assert len(rows) >= 15 and single
-    assert all("no verdict" in row[1] for row in single)
-    found = made("runs.runs").split("\n### ")
-    assert len(found) >= 10
-    assert all("seed" in each or "timed; " in each for each in found)
-    assert not [each for each in found if "+dirty" in each]
-
-
 def test_statuses_and_vocabularies_are_those_of_the_code() -> None:
     statuses = (0, errors.USER_ERROR, errors.RETRY, errors.BAD_NUMBERS)
     for status in (*statuses, errors.INTERRUPTED):

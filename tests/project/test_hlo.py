@@ -48,19 +48,6 @@ def test_a_loops_collectives_count_as_often_as_it_runs() -> None:
     assert collectives(HloProgram(text)) == [("all-reduce", LAYER, 6)]
 
 
-@pytest.mark.parametrize(
-    "branches",
-    [
-        "branch_computations={%condition, %body}",
-        "true_computation=%body, false_computation=%condition",
-    ],
-)
-def test_only_the_usual_branch_of_a_conditional_counts(branches: str) -> None:
-    text = TEXT.replace("while(%begin)", "conditional(%begin)")
-    text = text.replace("condition=%condition, body=%body", branches)
-    assert collectives(HloProgram(text)) == [("all-reduce", LAYER, 1)]
-
-
 PARTS = "f32[1,2,128]{2,1,0}"  # of %mine, over 4 devices
 WHOLE = "f32[1,8,128]{2,1,0}"
 MORE = "f32[4,8,128]{2,1,0}"
@@ -79,20 +66,3 @@ def test_the_bytes_are_those_of_whole_arrays(result: str, kind: str, size: int) 
     before = "f32[1,8,128]{2,1,0:T(8,128)S(1)} all-reduce(%mine)"
     text = TEXT.replace(before, f"{result} {kind}(%mine)")
     assert collectives(HloProgram(text)) == [(kind.removesuffix("-start"), size, 5)]
-
-
-def test_a_chain_of_fusions_is_one_collective() -> None:
-    """Also one whose compiler's name is the kind that it is."""
-    inside = """\
-%all-reduce-scatter.1 (given: f32[1,8,128]) -> f32[1,8,128] {
-  %given = f32[1,8,128]{2,1,0} parameter(0)
-  ROOT %part = f32[1,8,128]{2,1,0} all-reduce(%given), channel_id=7, to_apply=%add, \
-frontend_attributes={chain_id="3"}
-}
-
-%body ("""
-    fused = "f32[1,8,128]{2,1,0} fusion(%mine), calls=%all-reduce-scatter.1"
-    text = TEXT.replace("%body (", inside)
-    text = text.replace("  %back =", f"  %a = {fused}\n  %b = {fused}\n  %back =")
-    reduced, scattered = collectives(HloProgram(text))
-    assert (reduced.kind, scattered) == ("all-reduce", ("reduce-scatter", LAYER, 5))

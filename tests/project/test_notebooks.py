@@ -1,7 +1,6 @@
 """The notebooks are valid, have no outputs, and run at a small size."""
 
 import ast
-import re
 from pathlib import Path
 
 import nbclient
@@ -29,19 +28,6 @@ def test_all_notebooks_begin_with_the_same_cells() -> None:
     assert [path.stem for path in NOTEBOOKS] == NAMES
     beginnings = {tuple(cell.source for cell in code(path)[:2]) for path in NOTEBOOKS}
     assert len(beginnings) == 1, "the same installation, device and folders"
-
-
-def test_notebooks_have_the_address_of_the_package() -> None:
-    """`OWNER` is replaced by one command, in CONTRIBUTING.md, everywhere."""
-    setup = (ROOT / "setup.py").read_text("utf-8")
-    (address,) = re.findall(r'^REPOSITORY = "(.+)"$', setup, re.M)
-    assert "    url=REPOSITORY,\n" in setup
-    account = address.removeprefix("https://github.com/")
-    for path in NOTEBOOKS:
-        head, install = nbformat.read(path, as_version=4).cells[:2]
-        link = f"https://colab.research.google.com/github/{account}/blob/main/"
-        assert f"]({link}{path.relative_to(ROOT)})" in head.source
-        assert f'"{address}")' in install.source
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)

@@ -6,7 +6,6 @@ Dims: T bytes, V values of a byte.
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -51,21 +50,6 @@ def test_a_byte_is_scored_once_by_a_distribution_of_earlier_bytes(
     assert np.exp(-nll_VT[:, place - 1]).sum() == pytest.approx(1, abs=1e-4)
     later_VT = nll_VT[:, place:]
     assert all(len(set(column)) > 1 for column in later_VT.T), "later bytes learn"
-
-
-def test_streams_read_again_only_what_has_been_scored() -> None:
-    place = jax.jit(online_step.place_readers, static_argnums=0)
-    start_R, L = np.zeros(2, np.int32), OPTIONS.tgt_len
-    seen: set[int] = set()
-    for k in range(60):
-        before_R = start_R
-        start_R, jumps_R = map(
-            np.asarray, place(OPTIONS, jax.random.key(k), start_R, k * L)
-        )
-        assert (start_R + L <= max(k * L, L)).all()
-        np.testing.assert_array_equal(start_R[~jumps_R], before_R[~jumps_R] + L)
-        seen |= set(start_R.tolist())
-    assert len(seen) > 30
 
 
 class Killed(Exception):

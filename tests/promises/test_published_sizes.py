@@ -78,8 +78,3 @@ def test_parameter_counts(name: str) -> None:
 def test_parameter_counts_of_the_pytorch_code(name: str) -> None:
     total, changes = PYTORCH[name]
     assert parameter_count(abstract_params(model(name, **changes))) == total
-
-
-def test_every_published_model_has_an_experiment() -> None:
-    names = {path.stem for path in FOLDER.glob("[!_]*.py")} - {"quickstart", "copying"}
-    assert names == {name for name in SIZES if (FOLDER / f"{name}.py").exists()}

@@ -97,11 +97,6 @@ def test_every_command_runs(tmp_path: Path) -> None:
         run([sys.executable, "-c", block], tmp_path)
 
 
-def test_python_in_the_readme_is_python() -> None:
-    for block in re.findall(r"```python\n(.*?)```", TEXT, re.S):
-        compile(block, "README.md", "exec")
-
-
 def test_links_lead_to_files() -> None:
     for link in re.findall(r"\]\(([^)#\s]+)\)", TEXT):
         assert re.match(r"https?:", link) or (ROOT / link).exists(), link
