@@ -76,11 +76,12 @@ def make_evaluate(
 ) -> Evaluate:
     """Returns evaluate(params, tokens, progress), compiled once for any split.
 
-    reader: that of `make_reader` by default. progress is called when a segment is
-    dispatched. The result has the number of scored tokens, the mean nll in nats, ppl,
-    bpc, the seconds of reading without compilation, the streams, and cold_tokens: the
-    tokens scored before their stream had read mem_len tokens (without a memory,
-    ext_len).
+    progress is called when a segment is dispatched. The result has the number of scored
+    tokens, the mean nll in nats, ppl, bpc, the seconds of reading without compilation,
+    the streams, and cold_tokens: the tokens scored before their stream had read mem_len
+    tokens (without a memory, ext_len).
+
+    reader: that of `make_reader` by default
     """
     rows = host_rows(mesh, config.streams, "eval.streams")
     context = config.mem_len or config.ext_len
