@@ -88,8 +88,7 @@ def prepare(part: Row) -> Callable[[], Row]:
             torch.cuda.synchronize()
         return (time.perf_counter() - began) / count
 
-    full = -(-model.mem_len // L)  # calls until the memory is full
-    seconds_of(WARM + full)
+    seconds_of(WARM + -(-model.mem_len // L))  # then the memory is full
 
     def measure() -> Row:
         count = max(round(SECONDS / seconds_of(1)), 1)
