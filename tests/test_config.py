@@ -156,7 +156,7 @@ eval.checkpoint=²                   | eval.checkpoint
 eval.checkpoint=100,200             | eval.checkpoint | nor a step
 generate.seed=4294967296            | generate.seed = 4294967296 must be from 0 to
 generate.top_p=1.5                  | generate.top_p = 1.5 must be above 0, at most 1
-run.profile_steps=10:10             | such as "10:15"
+run.profile_from=-1                 | run.profile_from = -1 must be at least 0
 mesh.model=-2                       | mesh.model = -2 must be at least -1
 mesh.data=-1 mesh.fsdp=-1           | mesh.data | mesh.fsdp | one of them may be -1
 """

@@ -146,7 +146,7 @@ class Run:
         )
         self.log = enter(log)
         self.bar = enter(Progress("train", train.num_steps, step))
-        self.trace = enter(Trace(config.run, folder / "profile"))
+        self.trace = enter(Trace(config.run.profile_from, step, folder / "profile"))
         # The first update with too many skipped ones in a row, which ends the run.
         self.bad: Json = {}
         # The compiled step by the number of segments in a call.

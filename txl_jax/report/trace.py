@@ -1,55 +1,38 @@
-"""Profiles of updates, written by the run or fetched from it, for trace viewers."""
+"""A profile of ten updates, for trace viewers."""
 
-import socket
 from pathlib import Path
 from typing import Self
 
 import jax
 
-from txl_jax.errors import UserError
 from txl_jax.runtime import distributed
-from txl_jax.runtime.options import RunConfig
+
+TRACED = 10  # updates
 
 
 class Trace:
-    """Writes a profile of run.profile_steps into `folder`, and serves the profiler."""
+    """Traces, in the first process, the updates from `first`, counted from 1, on."""
 
-    def __init__(self, config: RunConfig, folder: Path):
-        """Raises UserError if the port is not free."""
-        steps = config.profiled() if distributed.is_first() else (-1, -1)
-        self.first, self.last = steps
-        port = config.profiler_port
-        self.folder, self.port = folder, port and port + jax.process_index()
-        self.running = False
-        if self.port:
-            try:  # jax's server would only log that the port is in use
-                socket.create_server(("", self.port)).close()
-            except (OSError, OverflowError) as error:
-                raise UserError(
-                    f"run.profiler_port = {self.port} cannot be used ({error}): give a "
-                    "free port"
-                ) from error
-            jax.profiler.start_server(self.port)
+    def __init__(self, first: int, step: int, folder: Path):
+        """step: the updates that the run has made; a later `first` is traced."""
+        self.begins_after = first - 1 if first > step and distributed.is_first() else -1
+        self.ends_after = 0  # 0 = not running
+        self.folder = folder
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-        if self.port:
-            jax.profiler.stop_server()
+        if self.ends_after:
+            jax.profiler.stop_trace()
+            self.ends_after = 0
 
     def before(self, step: int, state: object) -> None:
-        """Starts or ends the profile after `step` updates were dispatched."""
-        if self.running and step >= self.last:
+        """Starts or ends the trace after `step` updates were dispatched."""
+        if self.ends_after and step >= self.ends_after:
             jax.block_until_ready(state)
-            self._stop()
-        elif not self.running and self.first <= step < self.last:
+            self.__exit__()
+        elif 0 <= self.begins_after <= step:
             jax.block_until_ready(state)
             jax.profiler.start_trace(self.folder)
-            self.running = True
-
-    def _stop(self) -> None:
-        if self.running:
-            jax.profiler.stop_trace()
-            self.running = False
+            self.begins_after, self.ends_after = -1, step + TRACED
