@@ -47,7 +47,7 @@ def test_a_log_has_a_line_for_each_validation(
     local = {
         "data": {"data_dir": "/home/me", "path": "/home/me/text", "corpus": "text"}
     }
-    local["run"] = {"compilation_cache": "/home/me"}
+    local["run"] = {"wandb": "mine"}
     run = dict.fromkeys(learning.PROVENANCE, 0) | {"config": config | local}
     (tmp_path / "run.json").write_text(json.dumps(run), "utf-8")
     log, picture = tmp_path / "log.jsonl", tmp_path / "loss.png"

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from tests.support.refusal import refused
-from txl_jax.runtime import distributed, programs
+from txl_jax.runtime import programs
 
 NAMES = ("enable_compilation_cache", "compilation_cache_dir")
 BOUND = "compilation_cache_max_size"
@@ -47,7 +46,7 @@ def test_the_user_cache_is_bounded_and_keeps_the_bits(home: Path) -> None:
 
     compiled = compute()
     compilation_cache.reset_cache()
-    programs.keep("")
+    programs.keep()
     assert used() == (True, str(home / programs.processor()))
     assert jax.config.values[f"jax_{BOUND}"] == programs.MOST_BYTES
     kept = [compute() for _ in range(2)]  # written, then read
@@ -57,31 +56,18 @@ def test_the_user_cache_is_bounded_and_keeps_the_bits(home: Path) -> None:
         np.testing.assert_array_equal(each, compiled)
 
 
-def test_precedence_of_cache_settings(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs.keep(str(tmp_path / "mine"))
-    assert used() == (True, str(tmp_path / "mine"))
-    programs.keep("")  # as where JAX_COMPILATION_CACHE_DIR is set
-    assert used() == (True, str(tmp_path / "mine"))
-    jax.config.update("jax_compilation_cache_dir", None)
-    monkeypatch.setattr(distributed, "several", lambda: True)
-    programs.keep("")
-    assert used() == (True, None)
-    with refused("run.compilation_cache='s3://b/x' is neither a folder nor gs://"):
-        programs.keep("s3://b/x")
-    with pytest.raises(FileExistsError):
-        programs.keep(__file__)
-    programs.keep("gs://b/x")
-    assert used() == (True, "gs://b/x")
+def test_jax_variables_take_precedence(home: Path, tmp_path: Path) -> None:
+    for folder in (str(tmp_path / "mine"), "gs://b/x"):
+        jax.config.update("jax_compilation_cache_dir", folder)
+        programs.keep()
+        assert used() == (True, folder)
     assert jax.config.values[f"jax_{OF_XLA}"] == "none"  # XLA cannot write there
-    programs.keep("off")
-    assert used()[0] is False and not home.exists()
+    assert not home.exists()
 
 
 def test_an_unwritable_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.parent.parent.joinpath("txl_jax").touch()
-    programs.keep("")
+    programs.keep()
     assert used() == (True, None)
 
 

@@ -32,8 +32,7 @@ class Mode(NamedTuple):
 
 TRAIN = "model data train optim checkpoint mesh run"
 SAVE = f"{TRAIN} eval generate score attention compile convert"
-READ = """model mesh eval.checkpoint,tgt_len run.compilation_cache
-    -model.remat_policy,unroll"""
+READ = "model mesh eval.checkpoint,tgt_len -model.remat_policy,unroll"
 MODES = {
     "train": Mode(
         "Trains, then scores the best checkpoint.",
@@ -44,7 +43,7 @@ MODES = {
     "evaluate": Mode(
         "Scores a split; also by sweeps or cold starts.",
         "eval",
-        select("model data eval mesh run.compilation_cache -eval.baselines"),
+        select("model data eval mesh -eval.baselines"),
         parallel=True,
     ),
     "generate": Mode(
@@ -69,7 +68,7 @@ MODES = {
     "prepare": Mode(
         "Encodes the corpus and counts its tokens.",
         "data",
-        select("data train.init_from run.compilation_cache"),
+        select("data train.init_from"),
         parallel=True,
     ),
     "import": Mode(
@@ -81,7 +80,7 @@ MODES = {
         "Writes the model to one file.",
         "convert",
         select("""model mesh convert eval.checkpoint,tgt_len generate.mem_len
-            run.compilation_cache -convert.source"""),
+            -convert.source"""),
     ),
     "compile": Mode(
         "Compiles for absent TPUs, and reports the memory.",

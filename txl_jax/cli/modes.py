@@ -147,8 +147,7 @@ def start_processes(command: Command) -> None:
     # `compile` needs no device, and libtpu prints errors without a TPU.
     if command.mode != "compile" or jax.distributed.is_initialized():
         distributed.find_devices()
-    with machine_errors(command.workdir):
-        programs.keep(command.config.run.compilation_cache)
+    programs.keep()
     if distributed.several():
         check_equal(command)
         check_processes(command.mode, command.config.eval.dynamic)

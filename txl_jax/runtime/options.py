@@ -9,11 +9,6 @@ from txl_jax.fields import check, field
 class RunConfig:
     """How a run uses its machines; no result depends on it."""
 
-    compilation_cache: str = field(
-        "",
-        help="Folder of compiled programs, local or on gs://. Empty takes the user's "
-        'cache folder, and "off" keeps none.',
-    )
     wandb: str = field(
         "", help="Project on Weights & Biases (extra `wandb`). Empty logs to none."
     )

@@ -12,9 +12,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from txl_jax.runtime import distributed, storage
+from txl_jax.runtime import storage
 
-OFF = "off"
 MOST_BYTES = 2**30  # the least recently used programs are deleted
 
 
@@ -25,31 +24,23 @@ def user_cache() -> Path:
     return Path(cache).expanduser().absolute() / "txl_jax"
 
 
-def keep(folder: str) -> None:
-    """Keeps compiled programs in a folder; "" = the user's cache, "off" = nowhere.
+def keep() -> None:
+    """Keeps compiled programs in the user's cache folder, if it can be used.
 
-    By default, JAX_COMPILATION_CACHE_DIR takes precedence, a cache folder that cannot
-    be used is ignored, and several processes keep none: where only some find a program,
-    compilers that work together would wait. Raises OSError or UserError.
+    JAX_COMPILATION_CACHE_DIR, also on gs://, takes precedence.
     """
     compilation_cache.reset_cache()  # a program compiled before has chosen its folder
-    if folder == OFF:
-        jax.config.update("jax_enable_compilation_cache", False)
-    elif folder:
-        if "://" in folder:
-            storage.remote_path(folder, "run.compilation_cache")
+    if folder := jax.config.values["jax_compilation_cache_dir"]:
+        if storage.is_remote(folder):
             # XLA:GPU's cache of tuned kernels: only on local disks, fails elsewhere.
             jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
-        else:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        jax.config.update("jax_compilation_cache_dir", folder)
-    elif not (jax.config.values["jax_compilation_cache_dir"] or distributed.several()):
-        with contextlib.suppress(OSError, RuntimeError):  # there may be no home
-            own = user_cache() / "programs" / processor()
-            own.mkdir(parents=True, exist_ok=True)
-            warnings.filterwarnings("ignore", "Error .* compilation cache entry")
-            jax.config.update("jax_compilation_cache_dir", str(own))
-            jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+        return
+    with contextlib.suppress(OSError, RuntimeError):  # there may be no home
+        own = user_cache() / "programs" / processor()
+        own.mkdir(parents=True, exist_ok=True)
+        warnings.filterwarnings("ignore", "Error .* compilation cache entry")
+        jax.config.update("jax_compilation_cache_dir", str(own))
+        jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
 
 
 def processor() -> str:
