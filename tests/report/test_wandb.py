@@ -1,9 +1,8 @@
 """Runs on Weights & Biases, in its offline mode."""
 
 import importlib
-import importlib.util
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,9 +20,10 @@ def test_a_resumed_run_continues_the_same_run(
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))
     starts = [(START, [1, 2]), (START, [2, 3]), (START | {"pid": 8}, [4])]
     for start, updates in starts:
-        with wandb.logging("mine", tmp_path, start, {"optim": {"lr": 0.5}}) as log:
-            for update in updates:
-                log(update, {"train/loss": update + 0.0625})
+        log = wandb.opened("mine", tmp_path, start, {"optim": {"lr": 0.5}})
+        for update in updates:
+            log(update, {"train/loss": update + 0.0625})
+        importlib.import_module("wandb").finish()
     importlib.import_module("wandb").teardown()  # writes the files
     paths = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     one, again, other = (path.stem for path in paths)
@@ -36,26 +36,11 @@ def test_a_resumed_run_continues_the_same_run(
     assert capfd.readouterr().out == "", "stdout is for the result"
 
 
-def test_a_lost_service_ends_the_logging_but_not_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def lose(values: dict[str, float]) -> None:
-        raise ConnectionResetError("Connection lost")
-
-    run = SimpleNamespace(log=lose, finish=lose, define_metric=lambda *_, **__: None)
-    monkeypatch.setattr("wandb.init", lambda **_: run)
-    with wandb.logging("mine", tmp_path, START, {}) as log:
-        log(1, {})
-        log(2, {})
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("no more numbers to wandb until the next start (Connection")
-
-
 def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with refused(r"run.wandb = 'mine' needs wandb: pip install 'txl_jax\[wandb\]'"):
-        wandb.check_installed("mine")
-    wandb.check_installed("")
-    with wandb.logging("", tmp_path, START, {}) as log:
-        log(1, {"train/loss": 1.0})
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with refused(
+        r"run.wandb = 'mine' cannot be opened .*: pip install 'txl_jax.wandb."
+    ):
+        wandb.opened("mine", tmp_path, START, {})
+    wandb.opened("", tmp_path, START, {})(1, {"train/loss": 1.0})
     assert not list(tmp_path.iterdir())

@@ -23,7 +23,6 @@ from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.model.segment import Segment
-from txl_jax.report import wandb
 from txl_jax.runtime import distributed
 from txl_jax.sharding.rules import check_streams, host_rows
 from txl_jax.train import Training
@@ -47,7 +46,6 @@ def plan_run(config: Config, workdir: Path) -> Plan:
 
     Raises UserError if the config does not fit the corpus, the machine or the workdir.
     """
-    wandb.check_installed(config.run.wandb)
     claim.check_trainable(workdir, config)
     tokens = prepare(initial_data(config, workdir))
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})

@@ -58,8 +58,7 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
             lambda: claim.claim(workdir, config, plan.tokens, training.config.model)
         )
         described = dataclasses.asdict(config)
-        logged = wandb.logging(config.run.wandb, workdir, start, described)
-        log = stack.enter_context(logged)
+        log = wandb.opened(config.run.wandb, workdir, start, described)
         started = time.perf_counter()
         warn_of_rotations(training.config)
         if (rise := config.optim.warmup_steps) > (end := options.num_steps):
