@@ -142,20 +142,19 @@ model.recurrence=same mesh.segments=2 | mesh.segments = 2 | set mesh.segments to
 train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to 0
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0
-eval.dynamic_lr=1                   | eval.dynamic_lr needs eval.dynamic = "rms"
-eval.dynamic=rms eval.streams=1     | needs a learning rate
-{DYNAMIC} eval.dynamic_segments=9  | dynamic_segments needs eval.dynamic = "rms"
+eval.dynamic_lr=1                   | eval.dynamic, eval.dynamic_lr belong together
+eval.dynamic=rms eval.streams=1     | --sweep=dynamic_lr=
+eval.sweep=cache_theta=0.1          | eval.cache_len, eval.cache_weight
 eval.cache_len=9 eval.cache_weight=nan | eval.cache_weight = nan must be a finite
-eval.cache_weight=0.1               | eval.cache_weight needs a cache
-eval.cache_len=9                    | eval.cache_len = 9 needs the cache's share
+eval.cache_weight=0.1               | eval.cache_len, eval.cache_weight
+eval.cache_len=9                    | eval.cache_len, eval.cache_weight
 eval.cache_len=9 eval.cache_weight=0.1 eval.reset_memory_at=0 | cache_len = 9 is for
 {DYNAMIC} eval.streams=2            | set eval.streams to 1
 {DYNAMIC} eval.segments_per_step=1  | leave out eval.ext_len, eval.segments_per_step
-eval.mem_len=0 eval.segments_per_step=2 | segments_per_step = 2 needs a memory
 eval.checkpoint=²                   | eval.checkpoint
 eval.checkpoint=100,200             | eval.checkpoint | nor a step
 generate.seed=4294967296            | generate.seed = 4294967296 must be from 0 to
-generate.top_p=1.5                  | generate.top_p = 1.5 must be above 0, at most 1
+generate.top_p=1.5                  | generate.top_p = 1.5 must be from 0 to 1
 run.profile_from=-1                 | run.profile_from = -1 must be at least 0
 mesh.model=-2                       | mesh.model = -2 must be at least -1
 mesh.data=-1 mesh.fsdp=-1           | mesh.data | mesh.fsdp | one of them may be -1

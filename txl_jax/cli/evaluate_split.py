@@ -2,31 +2,45 @@
 
 import dataclasses
 import functools
+import hashlib
 import math
 import time
 from pathlib import Path
 
+import jax
+import numpy as np
+
 from txl_jax import metrics
-from txl_jax.cli import gradient_statistics
+from txl_jax.checkpoint.manifest import checksums, named_leaves
+from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.evaluate import continuous_cache, dynamic
 from txl_jax.evaluate.options import (
     MIXTURE,
     RATES,
+    evaluation_model,
     in_order,
     parse_sweep,
 )
-from txl_jax.evaluate.perplexity import Evaluate, SplitReader, make_evaluate
+from txl_jax.evaluate.perplexity import (
+    Evaluate,
+    SplitReader,
+    each_segment,
+    make_evaluate,
+)
+from txl_jax.model.initializers import Params
 from txl_jax.paper import cold_start
 from txl_jax.report import plots, provenance
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import aligned, say
 from txl_jax.report.progress import Progress
+from txl_jax.runtime import storage
 from txl_jax.sharding.rules import check_streams
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
-from txl_jax.workdir.staging import write_files
+from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
 
+STATISTICS = "dynamic.npz"  # of gradients: r of every parameter, and the key
 DECIMALS = 2  # of perplexities in the paper; smaller gains do not count
 WIDTH = 12  # of the first column of a sweep's table
 SCORES = ("nll", "ppl", "bpc", "tokens", "cold_tokens", "seconds")
@@ -63,14 +77,13 @@ def describe_nll(result: Json) -> str:
 def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
     """Evaluates at each value of the swept field, including training's."""
     config = loaded.config
-    swept = parse_sweep(config.eval.sweep)
-    field = swept.field
+    field, values = parse_sweep(config.eval.sweep)
     of_training = config.train if field in ("ext_len", "tgt_len") else config.model
     trained = 0.0 if field in (*RATES, *MIXTURE) else getattr(of_training, field)
     # All configs are checked before the first evaluation.
     configs = {
-        value: dataclasses.replace(config, eval=swept.at(config.eval, value))
-        for value in in_order(field, [*swept.values, trained])
+        value: dataclasses.replace(config, eval=config.eval.swept(field, value))
+        for value in in_order(field, [*values, trained])
     }
     warn_of_rotations([*configs.values()][-1])
     rows: list[Json] = []
@@ -143,7 +156,7 @@ def evaluate_split(
         check_streams(mesh, config.streams, "eval.streams")
         rms = None
         if config.dynamic == "rms":
-            rms = gradient_statistics.find(loaded, tokens, workdir)
+            rms = gradient_sizes(loaded, tokens, workdir)
         reader = dynamic.Adaptation(model, config, mesh, rms)
     elif config.cache_len:
         reader = continuous_cache.make_reader(model, config, mesh)
@@ -163,6 +176,36 @@ def evaluate_split(
             if not off.get(name.partition("_")[0])
         },
     }
+
+
+def gradient_sizes(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
+    """Returns r of every parameter: from the workdir, or else collected and saved."""
+    config, path = loaded.config.eval, workdir / STATISTICS
+    model = evaluation_model(loaded.config.model, config)
+    split = tokens.manifest["splits"]["train"]["sha256"]
+    state = checksums(loaded.params), model, config.tgt_len, config.dynamic_segments
+    key = hashlib.sha256(repr((*state, config.reset_memory_at, split)).encode())
+    saved, names = read_arrays(path), [name for name, _ in named_leaves(loaded.params)]
+    if saved.get("key") == key.hexdigest():
+        arrays = [saved[name] for name in names]
+        rms = jax.tree.unflatten(jax.tree.structure(loaded.params), arrays)
+        return jax.device_put(rms, jax.tree.map(lambda x: x.sharding, loaded.params))
+    L, text = config.tgt_len, tokens.split("train")
+    if config.dynamic_segments:
+        text = text[: config.dynamic_segments * L + 1]
+    streams = Streams(text, 1, L, reset_memory_at=int(config.reset_memory_at))
+    with Progress("gradients of train") as progress:
+        segments = each_segment(streams, progress)
+        rms = dynamic.root_mean_squares(
+            loaded.config.model, config, loaded.mesh, loaded.params, segments
+        )
+    made = {name: np.asarray(x) for name, x in named_leaves(rms)}
+    try:
+        save_arrays(path, made | {"key": np.array(key.hexdigest())})
+        say(f"the statistics of {streams.segments_per_epoch:,} gradients are in {path}")
+    except storage.errors() as error:
+        say(f"the statistics of gradients are not kept ({storage.one_line(error)})")
+    return rms
 
 
 def describe_input(loaded: Loaded, tokens: Tokens) -> Json:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from txl_jax.checkpoint.options import check_which
 from txl_jax.data.options import SPLITS
@@ -24,27 +24,8 @@ SWEPT = (*LENGTHS, "same_length", COLD_START, *RATES, *MIXTURE)
 BOOLS = {"false": False, "true": True}
 
 
-class Sweep(NamedTuple):
-    """A field of EvalConfig and the values to evaluate it at, in rising order."""
-
-    field: str
-    values: tuple[float, ...]
-
-    def at(self, config: "EvalConfig", value: float) -> "EvalConfig":
-        """Returns the config with the swept field at `value`.
-
-        With mem_len = 0, same_length is turned off, since it would leave no key
-        visible, and segments are read one by one.
-        """
-        changes: dict[str, Any] = {self.field: value}
-        if self.field == "mem_len" and not value:
-            changes["same_length"] = False
-            changes["segments_per_step"] = min(config.segments_per_step, 1)
-        return dataclasses.replace(config, **changes)
-
-
-def parse_sweep(sweep: str) -> Sweep:
-    """Parses FIELD=a,b,c; raises UserError for other forms."""
+def parse_sweep(sweep: str) -> tuple[str, tuple[float, ...]]:
+    """Returns the field of FIELD=a,b,c and its values, rising; raises UserError."""
     field, _, text = sweep.partition("=")
     require_one_of(field, SWEPT, "the field of eval.sweep")
     kind = int if field == COLD_START else type(getattr(EvalConfig, field))
@@ -59,7 +40,7 @@ def parse_sweep(sweep: str) -> Sweep:
             f"eval.sweep = {sweep!r} is not of the form FIELD=a,b,c in numbers, "
             "same_length=false,true or cold_start=TOKENS"
         )
-    return Sweep(field, in_order(field, values))
+    return field, in_order(field, values)
 
 
 def in_order(field: str, values: list[float]) -> tuple[float, ...]:
@@ -167,49 +148,26 @@ class EvalConfig:
                 f"eval.ext_len = {self.ext_len} with eval.mem_len = {self.mem_len} "
                 "would show the same tokens twice: set one of them to 0"
             )
-        if self.segments_per_step > 1 and not self.mem_len:
-            raise UserError(
-                f"eval.segments_per_step = {self.segments_per_step} needs a memory: "
-                "set eval.mem_len, or eval.segments_per_step to 1"
-            )
-        if self.cold_start and (self.ext_len or self.reset_memory_at != OFF):
+        one_text = self.ext_len or self.reset_memory_at != OFF
+        if self.cold_start and one_text:
             raise UserError(
                 f"eval.sweep = {self.sweep!r} needs a memory that fills and ignores "
                 "documents: leave out eval.ext_len and eval.reset_memory_at"
             )
-        self._check_dynamic()
-        self._check_cache()
-
-    def _check_cache(self) -> None:
-        swept = self.sweep.partition("=")[0].strip()
-        used = [name for name in MIXTURE if getattr(self, name) or name == swept]
-        if used and not self.cache_len:
-            raise UserError(f"eval.{used[0]} needs a cache: set eval.cache_len")
-        if self.cache_len and "cache_weight" not in used:
-            raise UserError(
-                f"eval.cache_len = {self.cache_len} needs the cache's share: set "
-                "eval.cache_weight, or find it with --sweep=cache_weight=0.05,0.1"
-            )
-        no_cache = self.dynamic or self.ext_len or self.cold_start
-        if self.cache_len and (no_cache or self.reset_memory_at != OFF):
+        swept = self.sweep.partition("=")[0]
+        for on, names in (("dynamic", RATES), ("cache_len", MIXTURE)):
+            used = [name for name in names if getattr(self, name) or name == swept]
+            if names[0] not in used if getattr(self, on) else used:
+                parts = [f"eval.{x}" for x in dict.fromkeys((on, names[0], *used))]
+                raise UserError(
+                    f"{', '.join(parts)} belong together: set the first two, or find "
+                    f"the second with --sweep={names[0]}=0.01,0.03,0.1"
+                )
+        if self.cache_len and (self.dynamic or self.cold_start or one_text):
             raise UserError(
                 f"eval.cache_len = {self.cache_len} is for one text with a memory: "
                 "leave out eval.dynamic, eval.ext_len, eval.reset_memory_at and a "
                 "sweep over cold_start"
-            )
-
-    def _check_dynamic(self) -> None:
-        swept = self.sweep.partition("=")[0].strip()
-        rates = {name: getattr(self, name) for name in (*RATES, "dynamic_segments")}
-        used = [name for name, value in rates.items() if value or name == swept]
-        if used and not self.dynamic:
-            raise UserError(f'eval.{used[0]} needs eval.dynamic = "rms" or "sgd"')
-        if self.dynamic == "sgd" and self.dynamic_segments:
-            raise UserError('eval.dynamic_segments needs eval.dynamic = "rms"')
-        if self.dynamic and not self.dynamic_lr and swept != "dynamic_lr":
-            raise UserError(
-                f'eval.dynamic = "{self.dynamic}" needs a learning rate: set '
-                "eval.dynamic_lr, or find it with --sweep=dynamic_lr=0.003,0.03"
             )
         others = self.ext_len or self.segments_per_step or self.cold_start
         if self.dynamic and (self.streams > 1 or others):
@@ -222,8 +180,18 @@ class EvalConfig:
     @property
     def cold_start(self) -> int:
         """The length in tokens of the curve since a cold start; 0 = no curve."""
-        swept = parse_sweep(self.sweep) if self.sweep else None
-        return int(swept.values[0]) if swept and swept.field == COLD_START else 0
+        field, values = parse_sweep(self.sweep) if self.sweep else ("", (0,))
+        return int(values[0]) if field == COLD_START else 0
+
+    def swept(self, field: str, value: float) -> "EvalConfig":
+        """Returns the config with a field of SWEPT at a value.
+
+        With mem_len = 0, same_length is turned off: it would leave no key visible.
+        """
+        changes: dict[str, Any] = {field: value}
+        if field == "mem_len" and not value:
+            changes["same_length"] = False
+        return dataclasses.replace(self, **changes)
 
     def cut(self, tokens: "np.ndarray") -> "np.ndarray":
         """Returns the first max_tokens + 1 tokens: the first one is never a target."""

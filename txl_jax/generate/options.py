@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from txl_jax.errors import UserError
 from txl_jax.fields import at_least, between, check, field
 from txl_jax.model.config import ModelConfig
 
@@ -34,6 +33,7 @@ class GenerateConfig:
     )
     top_p: float = field(
         1.0,
+        between(0, 1),
         help="Samples come from the likeliest tokens whose probabilities sum to this.",
     )
     seed: int = field(1, between(0, 2**32 - 1), help="Seed of the first sample.")
@@ -54,10 +54,8 @@ class GenerateConfig:
     )
 
     def __post_init__(self) -> None:
-        """Raises UserError for an impossible value or combination."""
+        """Raises UserError for an impossible value."""
         check(self, "generate")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"generate.top_p = {self.top_p} must be above 0, at most 1")
 
 
 def generation_model(model_config: ModelConfig, config: GenerateConfig) -> ModelConfig:
