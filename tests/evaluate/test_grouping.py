@@ -74,7 +74,8 @@ def test_a_gpu_reads_more_segments_in_windows_with_the_same_results(
     config = dataclasses.replace(ENWIK8, mem_len=2100, kernel="cudnn")
     with jax.sharding.use_abstract_mesh(absent):
         assert count_segments(config, 0, 10, 80) == 16
-        assert window_tokens(config, 16, 10, 80) == 640
+        windows = [window_tokens(config, 16, B, 80) for B in (1, 10, 32)]
+        assert windows == [640, 320, 80]
         monkeypatch.setattr(grouping, "device_memory", lambda: 8e9)
         assert count_segments(config, 0, 10, 80) == 4
 

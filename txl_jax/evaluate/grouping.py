@@ -36,6 +36,10 @@ SHARE = 0.25
 # Queries of a window on a CPU: enough for the products with keys and values, few enough
 # for the scores against some thousand keys to stay in its cache.
 CPU_ROWS = 160
+# Scores of a window that fill a GPU; longer windows only waste more. With 16 segments
+# of 80 tokens in windows of 640, the evaluation of enwik8 was 7 % slower than one by
+# one (10 streams, M = 2,100, `xla` on one H200).
+GPU_SCORES = 1 << 25
 WASTEFUL = ("xla", "cudnn")  # the kernels that compute hidden scores, too
 
 
@@ -71,7 +75,7 @@ def count_segments(
         return requested
     if config.in_sequence:
         return 1
-    is_gpu = target_device(mesh.abstract_mesh if mesh else None).platform == "gpu"
+    is_gpu = find_platform(mesh) == "gpu"
     devices = shards(mesh, "B") if mesh else 1
     rows = max(B * L // devices, 1)  # of a segment on one device
     least = -(-M // L) if P > 1 else 1  # of a piece, which has at least M tokens
@@ -123,14 +127,23 @@ def window_tokens(
 ) -> int:
     """Returns W, the tokens of each stream that share M + W keys in a call.
 
-    At most a quarter of their scores is wasted. A kernel that skips keys outside the
-    interval reads the whole call as one window.
+    At most a quarter of their scores is wasted; a GPU's windows are as short as its
+    cores allow. A kernel that skips keys outside the interval reads the whole call as
+    one window.
     """
     M, T = config.mem_len, segments * L
     if selected(config, B, M + T, T, mesh) not in WASTEFUL:
         return T
-    most = (M + L) * 4 // 3 - M
-    if target_device(mesh.abstract_mesh if mesh else None).platform == "cpu":
+    most, platform = (M + L) * 4 // 3 - M, find_platform(mesh)
+    if platform == "cpu":
         most = min(most, CPU_ROWS // B)
-    parts = (n for n in range(1, segments + 1) if segments % n == 0)
-    return next(segments // n * L for n in parts if segments // n * L <= max(most, L))
+    parts = [n * L for n in range(1, segments + 1) if segments % n == 0]
+    sizes = [W for W in parts if W <= max(most, L)]
+    heads = config.n_head * (B // (shards(mesh, "B") if mesh else 1))
+    enough = [W for W in sizes if heads * W * (M + W) >= GPU_SCORES]
+    return enough[0] if platform == "gpu" and enough else sizes[-1]
+
+
+def find_platform(mesh: Mesh | None) -> str:
+    """Returns the platform of a mesh, by default that of the running trace."""
+    return target_device(mesh.abstract_mesh if mesh else None).platform
