@@ -15,6 +15,8 @@ from txl_jax.errors import UserError, nearest
 from txl_jax.report.checksum import DAMAGE, Json, verify_checksum
 from txl_jax.runtime import storage
 
+# Of fields of earlier versions, the values that all models have now.
+FIXED = {"n_bucket": 32, "max_distance": 128}
 SUFFIX = ".safetensors"
 PACKAGED = Path(__file__).parents[1] / "packaged"
 
@@ -59,7 +61,8 @@ def load_config(path: Path) -> ConfigDict:
 def check_config(config: Json, origin: Json, path: Path) -> ConfigDict:
     """Returns the config of a released model; raises UserError if it is not valid.
 
-    Fields of other versions are left out, unless they are of the model and not off.
+    Fields of other versions are left out, unless they are of the model and neither off
+    nor as every model has them.
     """
     known = configs.default().to_dict()
     try:
@@ -67,7 +70,8 @@ def check_config(config: Json, origin: Json, path: Path) -> ConfigDict:
             section: {
                 name: value
                 for name, value in config[section].items()
-                if name in known[section] or (section == "model" and value)
+                if name in known[section]
+                or (section == "model" and value and value != FIXED.get(name))
             }
             for section in known.keys() & config.keys()
         }
