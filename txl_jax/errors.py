@@ -17,7 +17,6 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 USER_ERROR = 2
 RETRY = 75  # EX_TEMPFAIL of sysexits.h: a scheduler may restart the run
@@ -63,7 +62,7 @@ def refuse(wrong: object, line: str) -> None:
 
 
 @contextlib.contextmanager
-def prefixed(name: Any) -> Iterator[None]:
+def prefixed(name: object) -> Iterator[None]:
     """Puts the name of a file or field before the line of a UserError."""
     try:
         yield
@@ -126,7 +125,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
-def require_one_of(value: Any, known: Iterable[Any], field: str) -> None:
+def require_one_of(value: object, known: Iterable[object], field: str) -> None:
     """Raises UserError if the value of `field` is not one of the known values."""
     names = [str(each) for each in known]
     if str(value) not in names:

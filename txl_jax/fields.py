@@ -57,12 +57,12 @@ def between(least: int, most: int) -> Check:
 class Choices(tuple[Any, ...]):
     """The values of a field that takes few; --help lists them."""
 
-    def __call__(self, value: Any, name: str) -> None:
+    def __call__(self, value: object, name: str) -> None:
         """Raises UserError for another value."""
         require_one_of(value, self, name)
 
 
-def one_of(choices: Collection[Any]) -> Check:
+def one_of(choices: Collection[object]) -> Check:
     """Constrains a value to the given choices."""
     return Choices(choices)
 

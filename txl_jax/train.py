@@ -147,6 +147,7 @@ class Run:
         self.log = enter(log)
         self.bar = enter(Progress("train", train.num_steps, step))
         self.trace = enter(Trace(config.run.profile_from, step, folder / "profile"))
+        self.debug_nans: bool = jax.config.jax_debug_nans  # type: ignore[attr-defined]
         # The first update with too many skipped ones in a row, which ends the run.
         self.bad: Json = {}
         # The compiled step by the number of segments in a call.
@@ -158,7 +159,7 @@ class Run:
         """Starts a call after `step` updates; compiles the first one of its shape."""
         self.trace.before(step, state)
         S = segments.length_SB.shape[0]
-        if S not in self.compiled and not jax.config.jax_debug_nans:
+        if S not in self.compiled and not self.debug_nans:
             jax.block_until_ready(state)  # do not time the call before as compilation
             options = record_loops([*self.training.mesh.devices.flat])
             with self.log.timing.spend("compile"):
@@ -169,7 +170,7 @@ class Run:
                     segments,
                     options=options,
                 )
-        if jax.config.jax_debug_nans:
+        if self.debug_nans:
             # One operation at a time: the traceback shows where the first NaN arises.
             with jax.disable_jit(), jax.transfer_guard("allow"):
                 state, metrics = self.training.program.step(state, segments)

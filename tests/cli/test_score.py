@@ -6,7 +6,6 @@ The scores are invented: 1, 2, 3, ... Dims: T tokens of a document.
 import io
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,25 +75,20 @@ def test_lines_and_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, fields, expected",
+    "text, expected",
     [
-        ("the cat\n\ndog", {"lines": True}, ["the cat\n", "\n", "<unk>\n"]),
-        ("the\r\nthe\rcat\n", {"lines": True}, ["the\n", "the cat\n"]),
-        ('{"s": "the cat"}\n{"s": "cat\\n"}\n', {"field": "s"}, ["the cat\n", "cat\n"]),
+        ("the cat\n\ndog", ["the cat\n", "\n", "<unk>\n"]),
+        ("the\r\nthe\rcat\n", ["the\n", "the cat\n"]),
     ],
 )
-def test_lines_are_documents(
-    tmp_path: Path, text: str, fields: dict[str, Any], expected: list[str]
-) -> None:
+def test_lines_are_documents(tmp_path: Path, text: str, expected: list[str]) -> None:
     path = tmp_path / "text"
     path.write_text(text)
-    config = ScoreConfig(path=str(path), **fields)
+    config = ScoreConfig(path=str(path), lines=True)
     documents = list(score_texts.read_documents(config, WORDS, False))
     assert [WORDS.decode(each.tokens_T) for each in documents] == expected
     names = [f"{path}:{n}" for n in range(1, len(expected) + 1)]
     assert [each.name for each in documents] == names
-    with refused(f"{path}:1 is not a JSON object with a text in its field 'none'"):
-        list(score_texts.read_documents(replace(config, field="none"), WORDS, False))
 
 
 def test_stdin_and_unknown_characters(monkeypatch: pytest.MonkeyPatch) -> None:

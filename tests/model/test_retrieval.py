@@ -20,10 +20,7 @@ from txl_jax.kernels.top_keys import Candidates, attend_to_best
 from txl_jax.kernels.xla import rel_attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory, kinds
-from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.update.options import OptimConfig, TrainConfig
-from txl_jax.update.step import make_program
 
 B, L, S = 2, 4, 6
 STORE: dict[str, Any] = {"mem_len": 3, "retrieval_len": 9, "retrieval_top_k": 2}
@@ -231,29 +228,3 @@ def test_gradients_of_gates_and_queries() -> None:
         difference = (sides[0] - sides[1]) / 2e-6
         assert abs(difference) > 1e-3
         assert float(grad[at]) == pytest.approx(difference, rel=1e-3)
-
-
-@pytest.mark.long
-def test_only_gates_are_trained() -> None:
-    """No bit of another parameter changes, also with a weight decay."""
-    train = TrainConfig(
-        batch_size=B, tgt_len=L, num_steps=9, trainable="retrieval_gate"
-    )
-    optim = OptimConfig(lr=0.1, weight_decay=0.1, schedule="constant")
-    program = make_program(CONFIG, train, optim, tiny.one_device())
-    state = program.init()
-    before = jax.tree.map(np.array, state.params)
-    for s in range(S):
-        part = np.s_[:, s * L : (s + 1) * L]
-        segment = Segment(
-            inputs_SBL=TOKENS_BT[part][None],
-            targets_SBL=TOKENS_BT[:, 1:][part][None],
-            weights_SBL=np.ones((1, B, L), np.float32),
-            first_SBL=FIRST_BT[part][None],
-            length_SB=LENGTH_SB[s][None],
-        )
-        state, _ = program.step(state, segment)
-    after = {**jax.tree.map(np.array, state.params)}
-    gates = before.pop("retrieval_gate"), after.pop("retrieval_gate")
-    assert np.all(gates[0] != gates[1])
-    tiny.assert_equal(after, before)

@@ -137,12 +137,12 @@ def test_averages_include_only_targets_that_see_the_span() -> None:
 
 
 def test_a_short_split_or_span_and_other_memories_are_refused() -> None:
-    for at, mem_len, message in (
-        (48, SPAN, "need 61 tokens, but it has 60"),
-        (0, 1, "eval.mem_len = 1: attention maps need at least 2"),
+    for segments, mem_len, message in (
+        (99, SPAN, "need .* tokens, but it has 60"),
+        (3, 1, "eval.mem_len = 1: attention maps need at least 2"),
     ):
         eval = EvalConfig(tgt_len=L, mem_len=mem_len)
-        loaded = tiny.loaded(attention=AttentionConfig(at, 3), eval=eval)
+        loaded = tiny.loaded(attention=AttentionConfig(segments), eval=eval)
         with refused(message):
             attention_map.make_maps(loaded, TOKENS)
     for kind in (tiny.COMPRESSED, tiny.TOKENS):

@@ -13,7 +13,6 @@ import pytest
 
 from tests.reference import Array
 from tests.support import tiny
-from tests.support.refusal import refused
 from txl_jax.update.init import abstract_params
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig
@@ -207,24 +206,3 @@ def test_asgd_averages_since_the_stated_update() -> None:
         tiny.assert_close(result[number - 1], np.mean(made[4 : number + 1], axis=0))
     made, result = means(5, asgd_from=1)
     tiny.assert_close(result[-1], np.mean(made[1:], axis=0))
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "muon", "sgd"])
-def test_other_parameters_have_no_state_and_no_update(optimizer: str) -> None:
-    values = draw_variants(0, 1.0)
-    params, name = nested(values), "layers/attention/q"
-    masked = make_optimizer(OptimConfig(optimizer=optimizer, weight_decay=0.1), name)
-    state = masked.init(params)
-    arrays = [x for x in jax.tree.leaves(state) if np.ndim(x) > 1]
-    assert {x.shape for x in arrays} <= {values[name].shape}
-    zeros = nested({n: np.zeros_like(x) if n != name else x for n, x in values.items()})
-    update, _ = masked.update(zeros, state, params, grad_norm=jnp.ones(()))
-    for other, x in flax.traverse_util.flatten_dict(update, sep="/").items():
-        assert np.any(x) == (other == name)
-
-
-def test_what_cannot_be_trained_is_refused() -> None:
-    with refused("train.trainable = 'gat.' matches no parameter"):
-        make_optimizer(OptimConfig(), "gate").init(nested(draw_variants(0, 1.0)))
-    with refused('optim.optimizer = "lamb" updates together'):
-        make_optimizer(OptimConfig(optimizer="lamb"), "u")

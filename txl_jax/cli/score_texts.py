@@ -1,7 +1,6 @@
 """The mode `score`: the nll of the user's own texts, by document, line or token."""
 
 import io
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from txl_jax.data.vocab import Vocab, report_unknown
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import STDIN, ScoreConfig
 from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
-from txl_jax.report.checksum import DAMAGE, Json
+from txl_jax.report.checksum import Json
 from txl_jax.report.log import json_lines, require_other, say, writing
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
@@ -55,13 +54,10 @@ def read_documents(config: ScoreConfig, vocab: Vocab, drop: bool) -> Iterator[Do
     """Yields the documents of score.path; drop: drop newlines, as the corpus does."""
     for file in find_files(config):
         data = b"".join(files.read_blocks(file)) if file else files.read_stdin()
-        name, lines = str(file or "stdin"), config.lines or config.field
+        name = str(file or "stdin")
         # bytes.splitlines would also end a line at a lone carriage return.
-        for n, text in enumerate(io.BytesIO(data) if lines else [data], 1):
-            where = f"{name}:{n}" if lines else name
-            if config.field and not text.strip():
-                continue
-            text = select(text, config.field, where) if config.field else text
+        for n, text in enumerate(io.BytesIO(data) if config.lines else [data], 1):
+            where = f"{name}:{n}" if config.lines else name
             blocks = Meter().read([text], drop)
             parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, where)]
             yield Document(where, np.concatenate(parts), len(text))
@@ -69,8 +65,8 @@ def read_documents(config: ScoreConfig, vocab: Vocab, drop: bool) -> Iterator[Do
 
 def read_sequences(config: ScoreConfig, vocab: Vocab, dtype: str) -> Iterator[Document]:
     """Yields the files of score.path as documents of numbers, without bytes."""
-    if config.lines or config.field:
-        raise UserError("score.lines and score.field are for text: leave them out")
+    if config.lines:
+        raise UserError("score.lines is for text: leave it out")
     for file in find_files(config):
         name = str(file)
         if not file:
@@ -78,17 +74,6 @@ def read_sequences(config: ScoreConfig, vocab: Vocab, dtype: str) -> Iterator[Do
         numbers = number.read(file, dtype)
         parts = [np.zeros(0, vocab.dtype), *vocab.stream(numbers, name)]
         yield Document(name, np.concatenate(parts), 0)
-
-
-def select(line: bytes, field: str, where: str) -> bytes:
-    """Returns the text in a field of a JSON object; raises UserError."""
-    try:
-        return json.loads(line)[field].encode()
-    except DAMAGE as error:
-        raise UserError(
-            f"{where} is not a JSON object with a text in its field {field!r}: correct "
-            "the line, or give another --field"
-        ) from error
 
 
 def score_documents(

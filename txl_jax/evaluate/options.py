@@ -227,11 +227,6 @@ class ScoreConfig:
     )
     per: str = field("line", one_of(UNITS), help="Unit of a line of JSON.")
     lines: bool = field(False, help="Every line of the texts is a document.")
-    field: str = field(
-        "",
-        help="Field with the text in JSON lines, each of which is a document. Empty "
-        "reads plain text.",
-    )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

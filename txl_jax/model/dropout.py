@@ -5,7 +5,6 @@ especially to compile. The mask depends on global indices and therefore not on t
 """
 
 import functools
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -66,7 +65,7 @@ def _forward(x: Array, keep: Array, rate: float) -> tuple[Array, Array]:
     return y, y
 
 
-def _backward(rate: float, y: Array, dy: Array) -> tuple[Array, Any]:
+def _backward(rate: float, y: Array, dy: Array) -> tuple[Array, None]:
     return jnp.where(y != 0, dy / (1 - rate), 0), None
 
 

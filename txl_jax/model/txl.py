@@ -190,7 +190,7 @@ def count_unrolled(config: ModelConfig) -> int:
     return min(config.unroll or fastest, config.n_layer)
 
 
-def rematerialize(block: type[nn.Module], config: ModelConfig) -> Any:
+def rematerialize(block: type[nn.Module], config: ModelConfig) -> type[nn.Module]:
     """Returns a layer that keeps only its input and what `model.remat_policy` names.
 
     The names are those that `jax.ad_checkpoint.checkpoint_name` gives to its arrays.

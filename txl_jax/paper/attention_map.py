@@ -141,13 +141,12 @@ def make_maps(loaded: Loaded, tokens: np.ndarray) -> Maps:
     span, L = options.mem_len, options.tgt_len
     model = map_model(loaded.config.model, span, options.clamp_len)
     T = config.segments * L
-    before = -(-span // L) * L  # only fill the memory
-    first = max(config.at, before)
+    first = before = -(-span // L) * L  # tokens that only fill the memory
     if first + T + 1 > len(tokens):
         raise UserError(
             f"{config.segments} segments of {L} targets from token {first} of the "
             f"split need {first + T + 1} tokens, but it has {len(tokens)}: lower "
-            "attention.segments, attention.at or eval.mem_len"
+            "attention.segments or eval.mem_len"
         )
 
     def tally_layers(

@@ -123,11 +123,6 @@ class AttentionConfig:
     Each target sees eval.mem_len tokens, its own included.
     """
 
-    at: int = field(
-        0,
-        help="Index of the first target, or of the first one with a full memory if "
-        "that is later.",
-    )
     segments: int = field(
         4, at_least(1), help="Segments, of eval.tgt_len targets each, to map."
     )

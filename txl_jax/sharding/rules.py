@@ -14,12 +14,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from txl_jax.errors import UserError
 
+Tree = Any  # a pytree of arrays, or as many shapes, letters or shardings
+
 # Streams are split over data and fsdp; parameters over fsdp (the devices of a group
 # together hold one copy) and, within a layer, over model.
 STREAMS = ("data", "fsdp")
 # The axes of streams of which devices hold different pieces (`model.memory.halo`).
 PIECES = ("segments", *STREAMS)
-RULES: tuple[tuple[str, Any], ...] = (
+RULES: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("B", STREAMS),
     ("D", "fsdp"),
     ("E", "fsdp"),  # unless D has taken it
@@ -37,7 +39,7 @@ def sharding(mesh: Mesh, letters: Iterable[str | None]) -> NamedSharding:
     return NamedSharding(mesh, mesh_axes(PartitionSpec(*letters)))
 
 
-def mesh_axes(specs: Any, streams: tuple[str, ...] = STREAMS) -> Any:
+def mesh_axes(specs: Tree, streams: tuple[str, ...] = STREAMS) -> Tree:
     """Returns a pytree of PartitionSpecs of letters as axes of the mesh.
 
     `streams` are the axes that split B.
@@ -50,7 +52,7 @@ def mesh_axes(specs: Any, streams: tuple[str, ...] = STREAMS) -> Any:
     )
 
 
-def shardings(mesh: Mesh, specs: Any) -> Any:
+def shardings(mesh: Mesh, specs: Tree) -> Tree:
     """Returns the shardings of a pytree of PartitionSpecs of letters."""
     return jax.tree.map(
         lambda spec: sharding(mesh, spec),
@@ -59,10 +61,10 @@ def shardings(mesh: Mesh, specs: Any) -> Any:
     )
 
 
-def letters(tree: Any) -> Any:
+def letters(tree: Tree) -> Tree:
     """Returns each array's dimensions, the letters after "_" in its field's name."""
 
-    def spec(path: Any, _: Any) -> PartitionSpec:
+    def spec(path: jax.tree_util.KeyPath, _: object) -> PartitionSpec:
         names = [key.name for key in path if hasattr(key, "name")]
         return PartitionSpec(*names[-1].partition("_")[2])
 
@@ -76,7 +78,7 @@ def shards(mesh: Mesh | AbstractMesh, letter: str) -> int:
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def place_segments(mesh: Mesh, segments: Any) -> Any:
+def place_segments(mesh: Mesh, segments: Tree) -> Tree:
     """Moves host arrays [S, B, ..] of this process's streams to the devices."""
     # With several processes, jax treats this as an implicit transfer.
     with jax.transfer_guard_host_to_device("allow"):

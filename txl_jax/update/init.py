@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -16,7 +15,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding.rules import letters, shardings
+from txl_jax.sharding.rules import Tree, letters, shardings
 from txl_jax.update.state import Average, TrainState
 
 
@@ -61,7 +60,7 @@ def init_state(
             average=Average(params, jnp.zeros((), jnp.int32)) if averages else (),
         )
 
-    def without_empty(box: Any) -> Any:
+    def without_empty(box: Tree) -> Tree:
         """Unboxes the places of parameters that a part of the optimizer lacks."""
         return box if jax.tree.leaves(box) else nn.unbox(box)
 

@@ -4,7 +4,7 @@ Unlike `optax.lamb`, it has no bias correction, it clips the norm of the weights
 and it computes norms over the tensors of NVIDIA's code.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,7 @@ def squares(tree: Params) -> Params:
     tensor; the softmax's bias is one tensor per cluster if clusters have tables.
     """
 
-    def square(path: tuple[Any, ...], x: Array) -> Array:
+    def square(path: jax.tree_util.KeyPath, x: Array) -> Array:
         name = path[0].key
         stacked = name == "layers" or (name in ("u", "w") and x.ndim == 3)
         axes = tuple(range(int(stacked), x.ndim))

@@ -1,18 +1,13 @@
 """Learning rates, optimizers and the average of the parameters, built from optax."""
 
-import fnmatch
-import functools
 from collections.abc import Callable
-from typing import Any
 
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
 from jax import Array
 
-from txl_jax.errors import UserError
 from txl_jax.model.initializers import Params
 from txl_jax.update.lamb import (
     scale_by_clipped_trust_ratio,
@@ -141,7 +136,9 @@ MATRIX_AXES = {
 def _matrix_axes(params: Params) -> Params:
     """Returns MuonDimensionNumbers for the matrices, None for other parameters."""
 
-    def axes(path: tuple[Any, ...], _: Any) -> Any:
+    def axes(
+        path: jax.tree_util.KeyPath, _: object
+    ) -> optax.contrib.MuonDimensionNumbers | None:
         names = [key.key for key in path if hasattr(key, "key")]
         if "layers" not in names or names[-1] not in MATRIX_AXES:
             return None
@@ -153,43 +150,14 @@ def _matrix_axes(params: Params) -> Params:
 OPTIMIZERS = {"adam": adam, "lamb": lamb, "muon": muon, "sgd": sgd}
 
 
-def find_trained(params: Params, pattern: str) -> Params:
-    """Returns whether each parameter is trained: its name matches train.trainable.
-
-    Raises UserError if none is.
-    """
-    names = flax.traverse_util.flatten_dict(params, sep="/")
-    trained = {
-        name: not pattern or fnmatch.fnmatchcase(name, pattern) for name in names
-    }
-    if not any(trained.values()):
-        raise UserError(
-            f"train.trainable = {pattern!r} matches no parameter: they are "
-            f"{', '.join(names)}"
-        )
-    unflattened: Params = flax.traverse_util.unflatten_dict(trained, sep="/")
-    return unflattened
-
-
-def make_optimizer(
-    config: OptimConfig, trainable: str = ""
-) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(config: OptimConfig) -> optax.GradientTransformationExtraArgs:
     """Returns the clip and the optimizer; scale its updates by -lr.
 
-    `update` also takes grad_norm, the global norm of the gradients. Parameters that
-    `find_trained` leaves out have no state and need gradients of zero.
+    `update` also takes grad_norm, the global norm of the gradients.
     """
     clips = [clip(config.clip)] if config.clip else []
     parts = [*clips, *OPTIMIZERS[config.optimizer](config)]
-    chain = optax.chain(*(parts or [optax.identity()]))  # none of plain SGD
-    if not trainable:
-        return chain
-    if config.optimizer == "lamb":
-        raise UserError(
-            f"train.trainable = {trainable!r} leaves out parameters that "
-            'optim.optimizer = "lamb" updates together: set it to "adam"'
-        )
-    return optax.masked(chain, functools.partial(find_trained, pattern=trainable))
+    return optax.chain(*(parts or [optax.identity()]))  # none of plain SGD
 
 
 def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
@@ -200,8 +168,12 @@ def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     """
 
     def update(
-        grads: Params, state: Any, params: Params | None = None, *, grad_norm: Array
-    ) -> tuple[Any, Any]:
+        grads: Params,
+        state: optax.OptState,
+        params: Params | None = None,
+        *,
+        grad_norm: Array,
+    ) -> tuple[Params, optax.OptState]:
         def shorten(grad: Array) -> Array:
             return jnp.where(grad_norm < max_norm, grad, grad / grad_norm * max_norm)
 
@@ -221,7 +193,7 @@ def _decay(config: OptimConfig) -> Parts:
 
 
 def _decay_mask(params: Params) -> Params:
-    def decayed(path: tuple[Any, ...], _: Any) -> bool:
+    def decayed(path: jax.tree_util.KeyPath, _: object) -> bool:
         # A boxed parameter's path ends in the box's attribute, which has no key.
         return not any(getattr(key, "key", None) in UNDECAYED for key in path)
 

@@ -72,12 +72,6 @@ class TrainConfig:
         help="Token that starts a document: it and what follows see nothing before "
         "it. As text, such as `\\n`, `<eos>` `\\x30` (a 0), or as an id; -1 = none.",
     )
-    trainable: str = field(
-        "",
-        help="Pattern of the names of the parameters that are trained, such as "
-        "retrieval_gate or layers/attention/*. All others keep their initial "
-        "values. Empty trains all.",
-    )
     init_from: str = field(
         "",
         help="Workdir from which a new run takes its initial parameters. As a flag, "

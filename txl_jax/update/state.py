@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 from txl_jax.model.initializers import Params
@@ -33,7 +34,7 @@ class TrainState:
 
     step: Array
     params: Params
-    opt_state: Any
+    opt_state: optax.OptState
     memory: MemoryLike
     rng: Array
     average: Any = ()
@@ -64,5 +65,5 @@ class Program(NamedTuple):
     """The jitted functions of a run, and the shardings of its state."""
 
     init: Callable[[], TrainState]  # makes a fresh state
-    shardings: Any  # of the state
+    shardings: TrainState  # of the state
     step: jax.stages.Wrapped  # a jitted TrainStep

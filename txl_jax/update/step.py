@@ -36,12 +36,11 @@ from txl_jax.model.memory.kinds import added_losses, empty_memory
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import OneSegment, Segment, join, scanned
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding.rules import letters
+from txl_jax.sharding.rules import Tree, letters
 from txl_jax.update.init import init_state
 from txl_jax.update.optim import (
     AddToAverage,
     Schedule,
-    find_trained,
     make_average,
     make_optimizer,
     make_schedule,
@@ -74,13 +73,16 @@ def join_streams(x: Array, axis: int) -> Array:
     return x.reshape(*x.shape[:axis], B, *x.shape[axis + 2 :])
 
 
-def stream_dimension(tree: Any) -> Any:
+def stream_dimension(tree: Tree) -> Tree:
     """Returns each array's dimension of streams, by the letters of its name."""
     return jax.tree.map(
         lambda spec: tuple(spec).index("B"),
         letters(tree),
         is_leaf=lambda spec: isinstance(spec, PartitionSpec),
     )
+
+
+Sums = tuple[Array, Array, dict[str, Array]]  # the first three of a GradientSum
 
 
 class GradientSum(NamedTuple):
@@ -113,18 +115,12 @@ def sum_gradients(
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
     J, C = segments.length_SB.shape[0], config.batch_chunk
     used = cast_layers(params, model.config.compute_dtype)
-    trained = find_trained(params, config.trainable)
 
     def loss(
         params: Params, memory: MemoryLike, segment: OneSegment, key: Array
-    ) -> Any:
-        fixed = jax.tree.map(
-            lambda x, is_trained: x if is_trained else jax.lax.stop_gradient(x),
-            params,
-            trained,
-        )
+    ) -> tuple[Array, tuple[Sums, MemoryLike]]:
         nll, (tokens, after) = nll_sum(
-            model, fixed, memory, segment, key, segment_len=segment_len
+            model, params, memory, segment, key, segment_len=segment_len
         )
         tokens_B = jnp.sum(segment.weights_BL, axis=1)
         added = added_losses(model.config, after, tokens_B)
@@ -133,11 +129,11 @@ def sum_gradients(
     grad = jax.grad(loss, has_aux=True)
     split = functools.partial(split_streams, C=C)
 
-    def add_segment(carry: Any, xs: tuple[Array, OneSegment]) -> tuple[Any, None]:
+    def add_segment(carry: Tree, xs: tuple[Array, OneSegment]) -> tuple[Tree, None]:
         (total, memory), (j, segment) = carry, xs
         segment_key = jax.random.fold_in(key, j)
 
-        def add_chunk(total: Any, xs: tuple[Array, MemoryLike, OneSegment]) -> Any:
+        def add_chunk(total: Tree, xs: tuple[Array, MemoryLike, OneSegment]) -> Tree:
             c, memory, segment = xs
             chunk_key = jax.random.fold_in(segment_key, c)
             with jax.named_scope("forward_and_backward"):
@@ -184,7 +180,7 @@ def nll_sum(
 
     tokens: the number of scored tokens. segment_len: as for a call of the model.
     """
-    nll_BL, memory = model.apply(
+    result: Any = model.apply(
         {"params": params},
         segment.inputs_BL,
         segment.targets_BL,
@@ -195,7 +191,7 @@ def nll_sum(
         method="nll",
         rngs={"dropout": key},
     )
-    weights_BL = segment.weights_BL
+    (nll_BL, memory), weights_BL = result, segment.weights_BL
     return jnp.sum(nll_BL * weights_BL), (jnp.sum(weights_BL), memory)
 
 
@@ -282,7 +278,7 @@ def make_program(
     mesh: Mesh,
 ) -> Program:
     """Returns the jitted functions of a run on the mesh."""
-    optimizer = make_optimizer(optim_config, config.trainable)
+    optimizer = make_optimizer(optim_config)
     add_to_average = make_average(optim_config)
     size, seed, averages = config.batch_size, config.seed, add_to_average is not None
     init, shardings = init_state(model_config, optimizer, size, seed, mesh, averages)
