@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from txl_jax.errors import UserError, nearest
+from txl_jax.errors import UserError, nearest, refuse
 from txl_jax.fields import at_least, between, check, field, one_of, positive
 
 ORDERS = ("stream", "roll", "sentences:ID")
@@ -91,28 +91,27 @@ class TrainConfig:
                 f"{nearest(self.order, ORDERS)}; ID is that of the token that ends a "
                 "sentence"
             )
-        if self.half_loss and self.ext_len:
-            raise UserError(
-                f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
-                "only the recent part of what is read: set only one of them"
-            )
+        refuse(
+            self.half_loss and self.ext_len,
+            f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
+            "only the recent part of what is read: set only one of them",
+        )
         parts = (
             ("batch_size", "batch_chunk"),
             ("segments_per_call", "segments_per_update"),
             ("segments_per_update", "gradient_segments"),
         )
         for name, part in parts:
-            if getattr(self, name) % getattr(self, part):
-                raise UserError(
-                    f"train.{name} = {getattr(self, name)} must be a multiple of "
-                    f"train.{part} = {getattr(self, part)}"
-                )
-
-        if self.gradient_segments > 1 and (self.varlen or self.ext_len):
-            raise UserError(
-                f"train.gradient_segments = {self.gradient_segments} needs segments of "
-                "tgt_len new tokens: leave out train.varlen and train.ext_len"
+            refuse(
+                getattr(self, name) % getattr(self, part),
+                f"train.{name} = {getattr(self, name)} must be a multiple of "
+                f"train.{part} = {getattr(self, part)}",
             )
+        refuse(
+            self.gradient_segments > 1 and (self.varlen or self.ext_len),
+            f"train.gradient_segments = {self.gradient_segments} needs segments of "
+            "tgt_len new tokens: leave out train.varlen and train.ext_len",
+        )
 
     @property
     def sentence_end(self) -> int:
