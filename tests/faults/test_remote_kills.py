@@ -147,18 +147,6 @@ def test_a_store_that_fails_for_a_while(pair: Pair, status: int) -> None:
     assert pair.start("--config.train.num_steps=10").wait() == [0, 0]
 
 
-def test_one_process_without_rights(pair: Pair) -> None:
-    """The failure is reported to all processes, and the next save succeeds."""
-    run = pair.start()
-    pair.proxies[1].hook = lambda method, path: (
-        403 if method == "POST" and "checkpoints/20/" in path else None
-    )
-    assert run.wait() == [0, 0]
-    said = run.stderr[0].read_text()
-    assert "CHECKPOINT 20 COULD NOT BE SAVED (OSError: process 1: " in said
-    assert pair.store.saved(pair.workdir)[-1] == STEPS
-
-
 def has_said(run: Processes, words: str) -> Callable[[], bool]:
     """Returns a check of the first process's stderr."""
     return lambda: words in run.stderr[0].read_text()

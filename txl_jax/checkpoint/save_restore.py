@@ -240,7 +240,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             try:
                 self._open().wait_until_finished()
             except errors() as error:
-                if step not in list_steps(self.folder):
+                if not is_complete(self.folder / str(step)):
                     raise
                 reason = storage.one_line(error)
                 say(f"an old checkpoint could not be deleted ({reason})")
@@ -255,12 +255,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def finish(self, step: int) -> None:
         """Waits for the last save; raises UserError if `step` is not saved."""
         self.wait()
-        newest = max(self.manifests, default=0)
-        if step in self.failed and newest != step:
+        if step in self.failed:
             raise UserError(
                 f"the last checkpoint, of update {step}, could not be saved in "
                 f"{self.folder} ({self.reason}): fix this and run the same command "
-                f"again; it continues from update {newest}"
+                f"again; it continues from update {max(self.manifests, default=0)}"
             )
 
     def close(self) -> None:
@@ -278,7 +277,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """
         self.wait()
         damaged: dict[int, str] = {}
-        for step in reversed(self._agreed_steps()):
+        for step in reversed(list_steps(self.folder)):
             try:
                 with waiting(f"reading checkpoint {step} of {self.folder}"):
                     snapshot = read_snapshot(self.folder, step, like)
@@ -295,21 +294,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 "another --workdir to start from scratch (nothing was deleted)"
             )
         return None
-
-    def _agreed_steps(self) -> list[int]:
-        """Lists the checkpoints until all processes see the same ones.
-
-        Raises UserError if the processes do not share the folder.
-        """
-        for _ in range(LISTINGS):
-            steps = list_steps(self.folder)
-            if not distributed.differing({"steps": steps}):
-                return steps
-            time.sleep(1)
-        raise UserError(
-            f"the processes see different checkpoints in {self.folder}: give a "
-            "--workdir on a disk that all of them share, or on gs://"
-        )
 
     def _set_aside(self, steps: list[int]) -> None:
         """Renames damaged checkpoints, so that orbax neither lists nor deletes them."""
@@ -355,13 +339,27 @@ def find_folder(workdir: Path) -> Path:
 
 
 def list_steps(folder: Path) -> list[int]:
-    """Returns the steps that have a complete checkpoint, in order."""
-    if not folder.is_dir():
-        return []
-    paths = [path for path in folder.iterdir() if path.name.isdecimal()]
-    if storage.is_remote(folder):
-        paths = [path for path in paths if (path / COMMITTED).exists()]
-    return sorted(int(path.name) for path in paths)
+    """Returns the steps that have a complete checkpoint, in order.
+
+    Lists them until all processes see the same ones. Raises UserError if the processes
+    do not share the folder.
+    """
+    for _ in range(LISTINGS):
+        paths = folder.iterdir() if folder.is_dir() else ()
+        steps = sorted(int(path.name) for path in paths if is_complete(path))
+        if not distributed.differing({"steps": steps}):
+            return steps
+        time.sleep(1)
+    raise UserError(
+        f"the processes see different checkpoints in {folder}: give a --workdir on a "
+        "disk that all of them share, or on gs://"
+    )
+
+
+def is_complete(path: Path) -> bool:
+    """Returns whether a path is a checkpoint that was committed."""
+    committed = path / COMMITTED if storage.is_remote(path) else path
+    return path.name.isdecimal() and committed.exists()
 
 
 def read_manifests(folder: Path) -> tuple[dict[int, Manifest], dict[int, Damaged]]:
