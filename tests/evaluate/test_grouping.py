@@ -62,7 +62,7 @@ def test_windows_follow_the_kernel_that_auto_selects(
     config = dataclasses.replace(ENWIK8, mem_len=2100)
     with jax.sharding.use_abstract_mesh(mesh):
         assert window_tokens(config, 12, 1, 80) == 480  # at most a quarter is wasted
-        monkeypatch.setattr(dispatch, "MANY_SCORES", 8 * 960 * 3060)
+        monkeypatch.setattr(dispatch, "MANY_SCORES", 8 * 80 * 2180)
         assert window_tokens(config, 12, 1, 80) == 960, "chunked skips what is masked"
 
 

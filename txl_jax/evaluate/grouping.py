@@ -10,19 +10,18 @@ Dims: B streams, L segment, M memory, W tokens of a window.
 """
 
 import math
-from typing import Any
+from typing import cast
 
 import jax
-import jax.numpy as jnp
+from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.errors import UserError
 from txl_jax.kernels.dispatch import fastest
-from txl_jax.kernels.operands import Operands
+from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.sharded import device_memory, target_device
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.halo import check_together
-from txl_jax.model.positions import bias_shape, distances, position_terms
 from txl_jax.sharding.rules import shards
 
 # Rows of a call on one device. Parameters are read, and the memory is copied, once for
@@ -40,7 +39,6 @@ CPU_ROWS = 160
 # of 80 tokens in windows of 640, the evaluation of enwik8 was 7 % slower than one by
 # one (10 streams, M = 2,100, `xla` on one H200).
 GPU_SCORES = 1 << 25
-WASTEFUL = ("xla", "cudnn")  # the kernels that compute hidden scores, too
 
 
 def count_segments(
@@ -97,29 +95,23 @@ def call_bytes(config: ModelConfig, B: int, segments: int, L: int) -> int:
     W = window_tokens(config, segments, B, L)
     numbers = 2 * config.n_layer * H * A * (M + T) + T * (4 * config.d_model)
     numbers += T * config.hidden_size
-    scores = H * W * (M + W) if selected(config, B, M + W, W) in WASTEFUL else 0
+    scores = H * W * (M + W) if wastes_scores(config, B, W, M + W) else 0
     return B * (numbers * config.compute_dtype.itemsize + 3 * 4 * scores)
 
 
-def selected(
-    config: ModelConfig, B: int, K: int, L: int, mesh: Mesh | None = None
-) -> str:
-    """Returns the name of the kernel for L queries of each stream and K keys."""
-    if config.kernel != "auto":
-        return config.kernel
-    (H, A), dtype = (config.n_head, config.d_head), config.compute_dtype
-
-    def make() -> Any:
-        biases = dict.fromkeys(("u", "w", "buckets"), jnp.zeros(bias_shape(config)))
-        R_RD: Any = jnp.zeros((distances(config, K), config.d_model))
-        position = position_terms(
-            config, lambda name, letters, shape: jnp.zeros(shape), R_RD, biases, K
-        )
-        q_BLHA, k_BKHA = (jnp.zeros((B, X, H, A), dtype) for X in (L, K))
-        return Operands(q_BLHA, k_BKHA, k_BKHA, position, jnp.zeros((B, L), "int32"))
-
-    abstract = mesh.abstract_mesh if mesh else jax.sharding.get_abstract_mesh()
-    return fastest(jax.eval_shape(make), abstract)
+def wastes_scores(
+    config: ModelConfig, B: int, L: int, K: int, mesh: Mesh | None = None
+) -> bool:
+    """Returns whether the kernel for L queries and K keys computes hidden scores."""
+    name, (H, A) = config.kernel, (config.n_head, config.d_head)
+    if name == "auto":
+        dtype = config.compute_dtype
+        q, k = (cast(Array, jax.ShapeDtypeStruct((B, X, H, A), dtype)) for X in (L, K))
+        # Position terms only decide between `tpu` and `chunked`, which waste none.
+        operands = Operands(q, k, k, PositionTerms(), q)
+        abstract = mesh.abstract_mesh if mesh else jax.sharding.get_abstract_mesh()
+        name = fastest(operands, abstract)
+    return name in ("xla", "cudnn")
 
 
 def window_tokens(
@@ -131,10 +123,12 @@ def window_tokens(
     cores allow. A kernel that skips keys outside the interval reads the whole call as
     one window.
     """
-    M, T = config.mem_len, segments * L
-    if selected(config, B, M + T, T, mesh) not in WASTEFUL:
+    M, T, platform = config.mem_len, segments * L, find_platform(mesh)
+    # On a GPU `auto` may take `chunked`, which is slower, for a whole call's scores.
+    queries = L if platform == "gpu" else T
+    if not wastes_scores(config, B, queries, M + queries, mesh):
         return T
-    most, platform = (M + L) * 4 // 3 - M, find_platform(mesh)
+    most = (M + L) * 4 // 3 - M
     if platform == "cpu":
         most = min(most, CPU_ROWS // B)
     parts = [n * L for n in range(1, segments + 1) if segments % n == 0]
