@@ -85,7 +85,6 @@ def test_a_model_of_another_code_base_keeps_its_origin(tmp_path: Path) -> None:
         ({"format": "pt"}, "'pt' in its metadata, not 'txl_jax 1': give a file"),
         ({"format": None}, "'' in its metadata, not"),
         ({"vocab": None}, r"is damaged or truncated \('vocab'\)"),
-        ({"vocab": '{"kind": "byte"}'}, "its checksum, sha256, is wrong or missing"),
         ({"manifest": "[1]"}, "is damaged or truncated"),
     ],
 )
