@@ -113,22 +113,24 @@ class Calls:
         self.name, self.step, self.mesh = name, step, mesh
         self.program: jax.stages.Compiled | None = None
 
-    def prepare(self, carry: Carry, fixed: Any, segment: Segment) -> None:
-        """Compiles the step."""
+    def compile(
+        self, carry: Carry, fixed: Any, segment: Segment
+    ) -> jax.stages.Compiled:
+        """Returns the program of the step."""
         if self.program is None:
             places = jax.tree.map(lambda x: x.sharding, carry)
             step = jax.jit(self.step, donate_argnums=0, out_shardings=(places, None))
-            segment = place_segments(self.mesh, segment)
             self.program = compile_step(self.name, step, carry, fixed, segment)
+        return self.program
 
     def outputs(
         self, carry: Carry, fixed: Any, segments: Iterable[Segment]
     ) -> Iterator[Array]:
         """Yields the output of every call; then `self.carry` is the last carry."""
         for segment in segments:
-            self.prepare(carry, fixed, segment)
-            placed = place_segments(self.mesh, segment)
-            carry, output = self.program(carry, fixed, placed)  # type: ignore[misc]
+            segment = place_segments(self.mesh, segment)
+            program = self.compile(carry, fixed, segment)
+            carry, output = program(carry, fixed, segment)
             yield output
         self.carry = carry
 
@@ -200,7 +202,8 @@ class Adaptation:
 
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
         """Compiles what `read` runs for these parameters and segments."""
-        self.calls.prepare(*self._start(params), next(iter(segments)))
+        segment = place_segments(self.calls.mesh, next(iter(segments)))
+        self.calls.compile(*self._start(params), segment)
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Array]:
         """Yields nll_S, in nats, of every call; `params` keep their values."""

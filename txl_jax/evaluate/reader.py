@@ -196,9 +196,8 @@ class Reader:
         def compute() -> Iterator[Outputs]:
             nonlocal memory
             for segment in self._calls(segments):
-                if self.program is None:
-                    self._compile(params, memory, segment)
-                output, memory = self.program(params, memory, segment)
+                program = self.program or self._compile(params, memory, segment)
+                output, memory = program(params, memory, segment)
                 yield output
 
         yield from paced(compute())
@@ -209,6 +208,9 @@ class Reader:
         for segment in join_calls(segments, self.segments):
             yield place_segments(self.mesh, segment) if self.mesh else segment
 
-    def _compile(self, params: Params, memory: Any, segment: Segment) -> None:
+    def _compile(
+        self, params: Params, memory: Any, segment: Segment
+    ) -> jax.stages.Compiled:
         name = "the evaluation step"
         self.program = compile_step(name, self, params, memory, segment)
+        return self.program

@@ -162,8 +162,8 @@ class Sampler:
         """Returns (token_B, context) from which the next tokens are predicted."""
         if not all(map(len, prompts)):
             raise UserError("generate.prompt has no tokens: give a text to continue")
-        more = self.batch_size - len(prompts)
-        given = self.params, *self._split([*prompts, *prompts[:1] * more])
+        spare = [prompts[0]] * (self.batch_size - len(prompts))
+        given = self.params, *self._split([*prompts, *spare])
         if self.start is None:
             # Unused parameters are kept, so that the context is on their devices.
             start = jax.jit(self._start, keep_unused=True)
@@ -207,7 +207,7 @@ class Sampler:
     def _draw(
         self, params: Params, state: tuple[Array, Context], seed_B: Array, first: Array
     ) -> tuple[Any, tuple[Array, Array]]:
-        """Returns (state, (tokens_BT, nll_BT)) after EVERY tokens, from number first"""
+        """Returns (state, (tokens_BT, nll_BT)) of EVERY tokens, from number `first`."""
 
         def choose_one(logits_V: Array, seed: ArrayLike, index: Array) -> Array:
             key = jax.random.fold_in(jax.random.key(seed), index)
@@ -220,8 +220,9 @@ class Sampler:
             nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
             return (token_B, context), (token_B, nll_B)
 
-        state, drawn = jax.lax.scan(draw_one, state, first + jnp.arange(EVERY))
-        return state, tuple(x_TB.T for x_TB in drawn)
+        index_T = first + jnp.arange(EVERY)
+        state, (token_TB, nll_TB) = jax.lax.scan(draw_one, state, index_T)
+        return state, (token_TB.T, nll_TB.T)
 
     def _predict(
         self, params: Params, token_B: Array, context: Context
@@ -311,9 +312,10 @@ def stream(
     Prompt b is continued with the seed config.seed + b, independently of the other
     prompts. The other arguments are those of `Sampler`.
     """
-    sizes = len(prompts), max(map(len, prompts))
-    more = vocab_size, window, segments, mesh
-    sampler = Sampler(model_config, params, config, *sizes, *more)
+    B, longest, reading = len(prompts), max(map(len, prompts)), (window, segments)
+    sampler = Sampler(
+        model_config, params, config, B, longest, vocab_size, *reading, mesh
+    )
     return sampler.stream(prompts, config.seed)
 
 
