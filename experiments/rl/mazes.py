@@ -24,7 +24,7 @@ from txl_jax.errors import Interrupted, UserError
 from txl_jax.report import plots
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import say, to_json
-from txl_jax.runtime import allocator, distributed, preemption, programs
+from txl_jax.runtime import allocator, distributed, programs
 from txl_jax.runtime.storage import write_atomically
 
 from . import ppo
@@ -100,8 +100,8 @@ def main() -> int:
     logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
     cells = []
     try:
-        with preemption.listening(), contextlib.redirect_stdout(sys.stderr):
-            programs.keep("")  # seeds share the compiled update
+        with contextlib.redirect_stdout(sys.stderr):
+            programs.keep()  # seeds share the compiled update
             for cell in itertools.product(args.lengths, args.agents, args.seeds):
                 length, agent, seed = cell
                 options = make_options(agent, length, seed, args.updates)

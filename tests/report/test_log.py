@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.report.test_progress import clock
 from txl_jax.report import log as writer
 from txl_jax.report import timing
 from txl_jax.report.log import MetricsLog, read_metrics, say
 from txl_jax.report.tensorboard import Events
 
-FIXTURES = (clock,)
 ZERO = dict.fromkeys(timing.PURPOSES, 0.0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
+    return clock
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def _examples(ranges: ByteRanges, start: int, progress: Progress) -> Iterator[Ex
     for number, block in enumerate(blocks(shard, BLOCK_BYTES)):
         key = start + number * BLOCK_BYTES
         yield key, {"bytes": np.frombuffer(block, np.uint8)}
-        progress.add(len(block))
+        progress.update(len(block))
 
 
 def prepare(corpus: Corpus, data_dir: Path, scratch: Path) -> CorpusBuilder:

@@ -188,7 +188,7 @@ class Encoder:
         progress = Progress(f"data: {label} {split}", in_bytes=True)
         for block in meter.read(self.text.read(split), self.recipe.drop_newlines):
             yield block
-            progress.add(len(block))
+            progress.update(len(block))
 
     def name(self, split: str) -> str:
         """Returns the name of a split in errors."""

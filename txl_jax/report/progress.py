@@ -1,12 +1,12 @@
 """Progress of long work: a bar on a terminal, occasional lines elsewhere."""
 
 import contextlib
+import io
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn, Protocol, Self
+from typing import Protocol
 
 import jax
 import tqdm
@@ -26,69 +26,49 @@ class Lowers(Protocol):
         """Lowers the function for arguments or their shapes."""
 
 
-class Progress:
-    """Counts finished work, and reports it with a rate or the caller's figures.
+class Lines(io.StringIO):
+    """Takes a bar's output, and prints each of its states as a line."""
 
-    Rate and time left count from the first report on, without compilation. Without a
-    terminal, quick work prints nothing. total = 0 means unknown.
+    def write(self, text: str) -> int:
+        """Prints the text unless it is empty."""
+        if text.strip():
+            say(text.strip())
+        return len(text)
+
+
+class Progress(tqdm.tqdm):
+    """A bar on a terminal; elsewhere a line every ten seconds.
+
+    Only the first process shows it.
     """
 
     def __init__(
         self, label: str, total: int = 0, done: int = 0, *, in_bytes: bool = False
     ):
-        """Starts at `done`, which is above 0 in a resumed run."""
-        self.label, self.total, self.in_bytes = label, total, in_bytes
-        self.done = done
-        self.reported = time.perf_counter()
-        self.started = 0.0  # at the first report
-        self.bar: tqdm.tqdm[NoReturn] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def add(self, count: int) -> None:
-        """Adds `count` to the work done."""
-        self(self.done + count)
+        """Starts at `done`, which is above 0 in a resumed run; total = 0 is unknown."""
+        terminal = sys.stderr.isatty()
+        super().__init__(
+            desc=label,
+            total=total or None,
+            initial=done,
+            # Some terminals, mostly of containers, report a width of 0.
+            ncols=shutil.get_terminal_size().columns if terminal else 0,
+            unit="B" if in_bytes else "it",
+            unit_scale=in_bytes,
+            disable=not distributed.is_first(),
+            file=None if terminal else Lines(),
+            delay=0.0 if terminal else EVERY_SECONDS,
+            mininterval=0.1 if terminal else EVERY_SECONDS,
+            maxinterval=EVERY_SECONDS,
+        )
 
     def __call__(self, done: int, total: int = 0, /, **figures: str) -> None:
         """Sets the count, a total above 0, and figures such as loss="1.92"."""
-        self.done, self.total = done, total or self.total
-        text = " ".join(f"{name} {value}" for name, value in figures.items())
-        if not self.started:
-            self.initial, self.started = done, time.perf_counter()
-            if sys.stderr.isatty() and distributed.is_first():
-                self.bar = tqdm.tqdm(
-                    desc=self.label,
-                    total=self.total or None,
-                    initial=done,
-                    # Some terminals, mostly of containers, report a width of 0.
-                    ncols=shutil.get_terminal_size().columns,
-                    unit="B" if self.in_bytes else "it",
-                    unit_scale=self.in_bytes,
-                )
-        if self.bar is not None:
-            self.bar.total = self.total or None
-            self.bar.set_postfix_str(text, refresh=False)
-            self.bar.update(done - self.bar.n)
-        elif (now := time.perf_counter()) - self.reported >= EVERY_SECONDS:
-            self.reported = now
-            say(self._line(text, now - self.started))
-
-    def _line(self, text: str, seconds: float) -> str:
-        made, remaining = self.done - self.initial, self.total - self.done
-        count = f"{self.done}/{self.total}" if self.total else f"{self.done}"
-        parts = [self.label, count, text]
-        if self.in_bytes:
-            rate = f" {made / 1e6 / seconds:.1f} MB/s" if made > 0 else ""
-            parts.append(f"bytes{rate}")
-        if self.total and made > 0:
-            minutes, rest = divmod(int(seconds * remaining / made), 60)
-            parts.append(f"{minutes}:{rest:02d} left")
-        return " ".join(filter(None, parts))
+        self.total = total or self.total
+        if not self.disable:
+            text = " ".join(f"{name} {value}" for name, value in figures.items())
+            self.set_postfix_str(text, refresh=False)
+            self.update(done - self.n)
 
 
 @contextlib.contextmanager
