@@ -142,7 +142,6 @@ def test_a_model_of_numbers_is_trained_scored_and_sampled(tmp_path: Path) -> Non
     np.testing.assert_array_equal(np.load(target), [cycle[:5], cycle[3:8]])
 
     for flag, error in (
-        ("--stop=3", "generate.stop = '3' is for text"),
         ("--prompt= ", "generate.prompt = ' ' has no token"),
         ("--prompt=300", "the number 300, which is not from 0 to 297"),
     ):

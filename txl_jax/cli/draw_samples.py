@@ -13,7 +13,6 @@ from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, printable
 from txl_jax.generate import texts
-from txl_jax.generate.options import GenerateConfig
 from txl_jax.report.checksum import Json
 from txl_jax.report.log import json_lines, say, writing
 from txl_jax.runtime import distributed
@@ -57,7 +56,12 @@ def draw_samples(
     """
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.generate
     prompts = find_prompts(config, vocab, tokens)
-    check_numbers(options, vocab, prompts)
+    arrays = options.output.endswith(".npy")
+    if arrays and (vocab.kind != NumberVocab.kind or len({*map(len, prompts)}) > 1):
+        raise UserError(
+            f"generate.output = {options.output!r} takes numbers that continue prompts "
+            "of one length: write JSON lines to FILE.jsonl"
+        )
     most = max(map(len, prompts)) + options.num_tokens
     warn_of_rotations(config, "generate", most)
     drawn = texts.draw(
@@ -72,7 +76,6 @@ def draw_samples(
         mesh=loaded.mesh,
     )
     samples: list[texts.Sample] = []
-    arrays = options.output.endswith(".npy")
     with json_lines("" if arrays else options.output, "generate.output") as append:
         for sample in drawn:
             samples.append(sample)
@@ -85,25 +88,6 @@ def draw_samples(
         with writing(options.output, "generate.output") as target:
             np.save(target, rows[0] if len(rows) == 1 else np.stack(rows))
     return samples
-
-
-def check_numbers(
-    config: GenerateConfig, vocab: Vocab, prompts: list[np.ndarray]
-) -> None:
-    """Raises UserError for options that are only for text, or only for numbers."""
-    numbers = vocab.kind == NumberVocab.kind
-    if numbers and config.stop:
-        raise UserError(
-            f"generate.stop = {config.stop!r} is for text: leave it out, and cut the "
-            "numbers that are sampled"
-        )
-    if not config.output.endswith(".npy"):
-        return
-    if not numbers or len({*map(len, prompts)}) > 1:
-        raise UserError(
-            f"generate.output = {config.output!r} takes numbers that continue prompts "
-            "of one length: write JSON lines to FILE.jsonl"
-        )
 
 
 def find_prompts(
