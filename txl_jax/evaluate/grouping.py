@@ -55,8 +55,7 @@ def count_segments(
     a power of two for GPU_ROWS that fits into its memory. Without a memory, or if the
     model reads segments in sequence, they are read one by one. documents: whether they
     may start inside a segment. Raises UserError for several segments if each would
-    start with visible zeros, or if `halo.check_pieces` or
-    `same_layer.check_in_sequence` refuses them.
+    start with visible zeros, or if `halo.check_together` refuses them.
     """
     zeros = documents and config.initial_memory == "zeros"
     if zeros and requested > 1:
