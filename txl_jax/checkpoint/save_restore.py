@@ -374,47 +374,46 @@ def read_manifests(folder: Path) -> tuple[dict[int, Manifest], dict[int, Damaged
     return found, damaged
 
 
-def find(folder: Path, which: str) -> int:
-    """Returns the step of `which`, a value of eval.checkpoint.
+def find(folder: Path, which: str) -> Manifest:
+    """Returns the manifest of the checkpoint `which`, a value of eval.checkpoint.
 
     If no step was validated, the newest is the best. Raises UserError if there is no
-    such checkpoint.
+    such checkpoint, Damaged if its manifest is damaged.
     """
-    steps = list_steps(folder)
+    saved, damaged = read_manifests(folder)
+    steps = sorted({*saved, *damaged})
     if not steps:
         raise UserError(
             f"no checkpoint in {folder}: train there first, or give the --workdir of a "
             "trained run"
         )
-    if which == "best":
-        saved, damaged = read_manifests(folder)
+    if which == "best" and saved:
         for error in damaged.values():
-            if not saved:
-                raise error
             say(f"{error}: using the best of the others")
         best = manifests.best(saved.values())
-        return max(saved) if best is None else best
-    step = steps[-1] if which == "latest" else int(which)
+        return saved[max(saved) if best is None else best]
+    step = int(which) if which.isdecimal() else steps[-1]
     if step not in steps:
         raise UserError(
             f"eval.checkpoint = {which!r} is not a checkpoint in {folder}: "
             f"give best, latest or one of {', '.join(map(str, steps))}"
         )
-    return step
+    if step in damaged:
+        raise damaged[step]
+    return saved[step]
 
 
 def restore_params(workdir: Path, which: str, like: Params) -> tuple[Params, int]:
     """Returns (params, step) of the checkpoint `which`, a value of eval.checkpoint.
 
-    The parameters of a run that averages are their average. Raises UserError if there
-    is no such checkpoint, Damaged if it is damaged.
+    The parameters of a run that averages are their average. For errors, see `find`;
+    raises Damaged also for damaged arrays.
     """
     folder = find_folder(workdir)
-    step = find(folder, which)
-    manifest = manifests.read(folder / str(step), step)
+    manifest = find(folder, which)
     has_average = any(name.startswith("average/") for name in manifest.arrays)
     item = "average" if has_average else "params"
-    return _read(folder, manifest, {item: like})[item], step
+    return _read(folder, manifest, {item: like})[item], manifest.step
 
 
 def read_snapshot(folder: Path, step: int, like: TrainState) -> Snapshot:
