@@ -158,7 +158,7 @@ def count(loaded: load.Loaded, tokens: Tokens) -> dict[str, float]:
     tgt_len = loaded.config.eval.tgt_len
     score_from = loaded.config.train.score_from
     test = tokens.split("test")
-    streams = Streams(test, STREAMS, tgt_len, score_ids_from=score_from)
+    streams = Streams(test, STREAMS, tgt_len, score_from=score_from)
     read = reader.Reader(loaded.model.config, count_segment, STREAMS, tgt_len)
     params = read.unstack(jax.device_get(loaded.params))  # a small model: one device
     sums = jax.device_get([*read.outputs(params, streams.epoch())])

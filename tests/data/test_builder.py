@@ -212,6 +212,11 @@ def test_a_download_is_retried_and_taken_from_the_next_host(
         shutil.rmtree(stored(tmp_path))
         read(corpus, tmp_path)
         assert host.requests == 1, "the download is kept"
+        shutil.rmtree(stored(tmp_path))
+        (kept,) = (tmp_path / "downloads" / "txl_jax").glob("*.zip")
+        kept.write_bytes(b"damaged")
+        with refused(f"{kept.name} is truncated or a different file"):
+            read(corpus, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -214,8 +214,9 @@ def test_a_late_line_end_moves_a_cut_by_at_most_one_split(
 
 
 def test_the_edition_of_a_text_depends_on_names_and_contents(tmp_path: Path) -> None:
-    def edition(path: Path, **fields: str) -> str:
-        return find(DataConfig("text", str(path), **fields), tmp_path).edition
+    def edition(path: Path, document_end: str = "") -> str:
+        config = DataConfig("text", str(path), document_end=document_end)
+        return find(config, tmp_path).edition
 
     path = tmp_path / "a"
     path.write_bytes(b"x" * 100)

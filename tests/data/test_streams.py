@@ -72,7 +72,7 @@ def reference(
     scored = [
         number >= len(context)
         and pair >= begin
-        and text[pair + 1] >= streams.score_ids_from
+        and text[pair + 1] >= streams.score_from
         and (number >= len(pairs) // 2 or not streams.half_loss)
         for number, pair in enumerate(pairs)
     ]
@@ -84,7 +84,7 @@ OTHERS: list[dict[str, Any]] = [
     {"warm_tokens": 3, "reset_memory_at": 7},
     {"warm_tokens": 1000},
     {"half_loss": True, "varlen": True},
-    {"score_ids_from": 110},
+    {"score_from": 110},
 ]
 
 

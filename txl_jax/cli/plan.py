@@ -125,7 +125,7 @@ def make_streams(
         roll=train.order == "roll",
         varlen=train.varlen,
         half_loss=train.half_loss,
-        score_ids_from=train.score_from,
+        score_from=train.score_from,
         seed=train.seed,
         order=order,
         field="train.batch_size",

@@ -262,25 +262,25 @@ def fetch(
 
 def _find_unpacked(archive: Archive, corpus: str, manual: Path) -> dict[str, Path]:
     """Returns the verified members in the manual folder: all of them or none."""
-    paths: dict[str, Path] = {}
-    for member in archive.members:
-        for place in (manual / corpus / Path(member.path).name, manual / member.path):
-            if place.is_file():
-                paths[member.path] = place
-    missing = [member.path for member in archive.members if member.path not in paths]
-    if paths and missing:
+    paths = {
+        member.path: place
+        for member in archive.members
+        for place in (manual / corpus / Path(member.path).name, manual / member.path)
+        if place.is_file()
+    }
+    if not paths:
+        return {}
+    if missing := [x.path for x in archive.members if x.path not in paths]:
         raise UserError(
             f"{manual} has only some files of corpus {corpus!r} and lacks "
             f"{missing[0]}: put all of them in {manual / corpus}, or {archive.name} in "
             f"{manual}"
         )
-    if paths:
-        bare = sum(not member.digest for member in archive.members)
-        trust = f", {bare} of them without a published checksum" if bare else ""
-        say(f"data: using the files of {corpus} in {manual}{trust}")
+    bare = sum(not member.digest for member in archive.members)
+    trust = f", {bare} of them without a published checksum" if bare else ""
+    say(f"data: using the files of {corpus} in {manual}{trust}")
     for member in archive.members:
-        if member.path in paths:
-            verify(paths[member.path], member.digest)
+        verify(paths[member.path], member.digest)
     return paths
 
 
@@ -298,7 +298,9 @@ def _download(
             shutil.rmtree(leftover)
         try:
             with waiting(f"data: downloading {url}, {archive.size:,} bytes"):
-                return Path(downloads.download(url))
+                path = Path(downloads.download(url))
+            verify(path, archive.sha256)  # TFDS trusts what it has downloaded earlier
+            return path
         except download_manager.NonMatchingChecksumError as error:
             reasons.append(f"{url}: {str(error).partition('* Got: ')[2]}")
         except (requests.RequestException, tfds.download.DownloadError) as error:

@@ -82,7 +82,7 @@ class Streams:
     roll: bool = False
     varlen: bool = False  # segments of varying length, in arrays wider by SLACK
     half_loss: bool = False  # a segment's first half is not scored (Table 6)
-    score_ids_from: int = 0  # targets with lower ids are not scored
+    score_from: int = 0  # targets with lower ids are not scored
     seed: int = 0
     order: Order = in_file_order  # the epoch's text
     field: str = "eval.streams"  # the config's name of batch_size, for errors
@@ -159,7 +159,7 @@ class Streams:
         if self.half_loss:
             scored_BL &= width_L >= length_B[:, None] // 2
         targets_BL = self._read(position.epoch, pair_BL + 1)
-        scored_BL &= targets_BL >= self.score_ids_from
+        scored_BL &= targets_BL >= self.score_from
         # The memory is reset at an epoch's start, and where a stream wraps, because it
         # holds tokens that do not precede the segment in the text.
         starts_BL = turn_BL == -lead_B[:, None]
