@@ -105,7 +105,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
             array(B, L, H, A),
         )
         itemsize = jnp.dtype(row["dtype"]).itemsize
-        blocks = tpu.choose(sharded.device_kind(), L, K, A, itemsize)
+        blocks = tpu.choose(sharded.target_device().device_kind, L, K, A, itemsize)
         return lowered.compile(), blocks
 
 

@@ -84,7 +84,7 @@ def waiting(notice: str) -> Iterator[None]:
 
 
 def compile_step(
-    name: str, step: Lowers, *args: object, options: dict[str, str] | None = None
+    name: str, step: Lowers, *args: object, options: dict[str, str | bool] | None = None
 ) -> jax.stages.Compiled:
     """Compiles a step for `args`, with the compiler's options; reports a long wait.
 

@@ -67,7 +67,7 @@ COMMANDS = "FUSION CUBLAS CUBLASLT CUSTOM_CALL CUDNN DYNAMIC_SLICE_FUSION CONDIT
 RECORDED = "xla_gpu_enable_command_buffer"
 
 
-def record_loops(devices: Collection[jax.Device]) -> dict[str, str] | None:
+def record_loops(devices: Collection[jax.Device]) -> dict[str, str | bool] | None:
     """Returns the compiler options of a step whose loops become CUDA graphs.
 
     So the host starts a loop once, not each of its kernels. This was measured on one
