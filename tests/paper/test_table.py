@@ -77,26 +77,6 @@ def test_hours_and_revisions_of_all_runs_are_reported(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.long
-def test_a_table_is_trained_and_scored(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("segment after segment; " * 2000)
-    argv = [
-        *("--mode=table", f"--workdir={tmp_path / 'runs'}", "--seeds=2"),
-        "--rows=wt103_128m,wt103_no_recurrence,wt103_al_rfou",
-        "--config.train.num_steps=40",
-        *("--config.data.corpus=text", f"--config.data.path={tmp_path / 'text.txt'}"),
-        *(f"--config.data.data_dir={tmp_path / 'data'}", "--config.model.d_model=16"),
-    ]
-    result = command(*argv).result
-    for name, one in result["outcomes"].items():
-        assert 1 < one["ppl_best"][0] < 20, name
-    learned = result["outcomes"]["wt103_al_rfou"]
-    assert list(learned["ppl_by_attention_tokens"]) == ["8", "12", "16"]
-    again = command(*argv)
-    assert again.result["outcomes"] == result["outcomes"]
-    assert "fresh run" not in again.err and "resumed" not in again.err
-
-
 ROWS = [(number, name) for number, rows in TABLES.items() for name in rows]
 
 
