@@ -1,1 +1,1 @@
-"""Evaluation of trained models: perplexity, scores, context length, attention."""
+"""Evaluation of trained models: perplexity, scores, adaptation and a cache."""
