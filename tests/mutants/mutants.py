@@ -61,7 +61,7 @@ kernels/cudnn.py
 kernels/cluster.py
   tokens beyond the expected ones have no loss: model/test_adaptive.py
     - fori_loop(fixed, (tokens.size + X - 1) // X, turn, carry)
-    + fori_loop(fixed, max(fixed, 1), turn, carry)
+    + fori_loop(fixed, fixed or (tokens.size + X - 1) // X, turn, carry)
 kernels/hash.py
   one dropout mask for all heads: kernels model/test_dropout.py
     - [:, None] ^ head_H)
