@@ -114,11 +114,9 @@ model.position=rotary model.d_head=3 | model.d_head = 3 | rotates pairs
 eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false
 model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | from 1
 {Z} generate.mem_len=1 | mem_len = 1 | model.compression_rate = 3
-{Z} mesh.segments=2 | mesh.segments = 2 | model.compressed_len = 4 | mesh.segments to 1
 {Z} {G} | train.gradient_segments = 2 | model.compressed_len = 4 | of the one before
 model.memory_tokens=4 | model.memory_tokens = 4 | train.gradient_segments above 1
 model.memory_tokens=4 {Z} | model.memory_tokens = 4 | model.compressed_len: leave one
-model.memory_tokens=4 model.retrieval_len=64 | model.memory_tokens = 4 | retrieval_len
 {G} model.memory_tokens=4 eval.same_length=true | with same_length: leave one of them
 model.same_length=true generate.mem_len=0 | same_length | mem_len = 0
 model.position=sinusoidal model.mem_len=0 generate.mem_len=0 | eval.mem_len = {CONTEXT}
@@ -130,14 +128,11 @@ model.same_length=1                 | model.same_length = '1' is not true or fal
 train.num_steps=99999999999         | must be below 2^31
 train.order=sentences               | train.order | mean 'sentences:ID'
 train.batch_size=9 train.batch_chunk=2 | train.batch_size = 9 | train.batch_chunk = 2
-train.segments_per_call=3 train.segments_per_update=2 | segments_per_update = 2
 {DYNAMIC} mesh.segments=2            | eval.dynamic = "sgd" | mesh.segments to 1
 train.gradient_segments=2            | segments_per_update = 1 | gradient_segments = 2
 {G} train.varlen=true model.mem_len=4 | gradient_segments = 2 | leave out train.varlen
 {G} model.mem_len=0                  | gradient_segments = 2 | set model.mem_len
-{G} {SINUSOIDAL}                     | gradient_segments = 2 | relative model.position
 {G} model.initial_memory=zeros model.mem_len=4 | gradient_segments = 2 | "empty"
-{G} model.recurrence=same model.mem_len=4 | gradient_segments = 2 | recurrence = "same"
 model.recurrence=same mesh.segments=2 | mesh.segments = 2 | set mesh.segments to 1
 train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to 0
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
@@ -163,8 +158,6 @@ SHORT = {
     "CONTEXT": "512",
     "DYNAMIC": "eval.dynamic=sgd eval.dynamic_lr=1 eval.streams=1",
     "LEARNED": LEARNED,
-    "SINUSOIDAL": "model.position=sinusoidal model.mem_len=0 eval.mem_len=0 "
-    "generate.mem_len=0",
     "Z": "model.compressed_len=4 model.compression_rate=3",
     "G": "train.segments_per_call=2 train.segments_per_update=2 "
     "train.gradient_segments=2",

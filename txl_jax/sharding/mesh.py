@@ -29,7 +29,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     known = math.prod(size for size in sizes if size != -1)
     filled = [len(devices) // known if size == -1 else size for size in sizes]
     if math.prod(filled) != len(devices):
-        near = dataclasses.asdict(nearest(config, len(devices)))
+        near = dataclasses.asdict(nearest_mesh(config, len(devices)))
         fix = (f"mesh.{x}={y}" for x, y in near.items() if y != getattr(config, x))
         raise UserError(
             f"mesh.data x mesh.fsdp x mesh.model x mesh.segments = {sizes} does not "
@@ -40,7 +40,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def nearest(config: MeshConfig, count: int) -> MeshConfig:
+def nearest_mesh(config: MeshConfig, count: int) -> MeshConfig:
     """Returns a mesh for `count` devices, whose sizes but data divide `config`'s."""
     fsdp = math.gcd(config.fsdp, count)  # gcd(-1, n) = 1
     model = math.gcd(config.model, count // fsdp)

@@ -27,7 +27,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
-from txl_jax.sharding.mesh import nearest
+from txl_jax.sharding.mesh import nearest_mesh
 from txl_jax.sharding.rules import shardings
 from txl_jax.update.init import abstract_params, init_params
 from txl_jax.workdir.claim import check_same_run
@@ -76,7 +76,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     except UserError:
         if config.mesh != saved.mesh:
             raise
-        near = nearest(config.mesh, jax.device_count())
+        near = nearest_mesh(config.mesh, jax.device_count())
         own, new = map(dataclasses.astuple, (config.mesh, near))
         say(f"the run's mesh {own} does not fit this machine: reading on {new}")
         config = dataclasses.replace(config, mesh=near)
