@@ -71,7 +71,8 @@ def soak(steps: int, workdir: Path) -> dict[str, list[float]]:
     finally:
         jax.monitoring.unregister_event_duration_listener(count)
     lines = read_metrics(workdir / "metrics.jsonl")
-    speed = [line["timing"]["tokens_per_second"] for line in lines]
+    timings = [line["timing"] for line in lines if "loss" in line["exact"]]
+    speed = [timing["tokens_per_second"] for timing in timings]
     return samples | {"tokens_per_second": speed}
 
 

@@ -78,7 +78,8 @@ def test_kills_at_random_storage_calls_change_no_bit(pair: Pair) -> None:
     straight = f"{pair.workdir}-straight"
     assert pair.start(workdir=straight).wait() == [0, 0]
     expected = pair.result(straight)
-    assert [step for step, _ in expected["exact"]] == list(range(1, STEPS + 1))
+    steps = [step for step, x in expected["exact"] if "loss" in x]
+    assert steps == list(range(1, STEPS + 1))
     calls = [len(proxy.calls) for proxy in pair.proxies]
     rng, kills, rounds = random.Random(0), 0, 0
     while kills < KILLS:
@@ -108,7 +109,7 @@ def test_a_signal_and_a_resume_on_another_number_of_processes(pair: Pair) -> Non
     step = max(pair.store.saved(pair.workdir))
     assert f"ended at update {step}, which is saved" in run.said(0)[0]
     lines = pair.store.read(f"{pair.workdir}/metrics.jsonl").splitlines()
-    assert json.loads(lines[-1])["step"] == step == len(lines)
+    assert json.loads(lines[-1])["step"] == step
     last = step // 10 * 10 + 20
     more = [f"--config.train.num_steps={last}", f"--config.train.eval_every={last}"]
     alone = pair.start(*more, count=1)

@@ -62,7 +62,8 @@ def test_an_interrupted_table_resumes(
 
 def test_hours_and_revisions_of_all_runs_are_reported(tmp_path: Path) -> None:
     code = {"git_revision": "1234567" + "0" * 33, "device_count": 2}
-    line = {"timing": {"total_seconds": {"update": 2690.0, "evaluation": 10.0}}}
+    timing = {"total_seconds": {"update": 2690.0, "evaluation": 10.0}}
+    line = {"step": 1, "exact": {}, "timing": timing}
     for name, days in {"a": [24], "b": [24, 26]}.items():
         times = [f"2026-11-{day}T02:04:08+00:00" for day in days]
         starts = [{"time": time, "device_kind": "cpu", **code} for time in times]

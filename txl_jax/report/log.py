@@ -134,7 +134,7 @@ class MetricsLog:
             os.fsync(self.file.fileno())
 
     def _add(self, exact: Json, timing: Json) -> None:
-        line = {"step": self.step, "exact": exact, "timing": timing}
+        line: Json = {"step": self.step, "exact": exact, "timing": timing}
         numbers = {
             TAGS.get(name, f"{GROUPS[group]}/{name}"): float(value)
             for group in GROUPS

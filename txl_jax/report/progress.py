@@ -42,6 +42,8 @@ class Progress(tqdm.tqdm):
     Only the first process shows it.
     """
 
+    total: int | None
+
     def __init__(
         self, label: str, total: int = 0, done: int = 0, *, in_bytes: bool = False
     ):
