@@ -123,7 +123,8 @@ def test_a_finished_run_is_only_evaluated_again(own_home: Home) -> None:
     run = json.loads(path.read_text())
     (start,) = run["starts"]
     assert (start["device_count"], start["git_revision"]) == (8, run["git_revision"])
-    assert start["pid"] and start["host"] and start["time"] and start["usable_cores"]
+    names = "argv pid host time usable_cores"
+    assert all(start[name] for name in names.split())
     start["device_kind"] = "TPU v5 lite"
     path.write_text(json.dumps(run))
     before, metrics = steps(), (own_home.run / "metrics.jsonl").read_bytes()

@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -55,8 +56,9 @@ EXACT = "versions", "device_kind", "device_count", "process_count", "usable_core
 
 
 def start(run: Json) -> Json:
-    """Returns the entry of run.json for one start: time, host, code and libraries."""
-    place = {"time": utc_time(), "host": socket.gethostname(), "pid": os.getpid()}
+    """Returns the entry of run.json for one start: command, place, code, libraries."""
+    place: Json = {"time": utc_time(), "host": socket.gethostname(), "pid": os.getpid()}
+    place["argv"] = sys.argv
     return place | {name: run[name] for name in ("git_revision", *EXACT)}
 
 
