@@ -88,7 +88,7 @@ def train(
     params: Any = {"x": zero, "bits": bits}
     average = Average(params, zero)
     key = jax.device_put(jax.random.key(0), place)
-    state = TrainState(zero, params, (), memory, key, average, zero)  # type: ignore[arg-type]
+    state = TrainState(zero, params, (), memory, key, average, zero)
 
     def mean_nll(params: Any, progress: Any) -> float:
         for done in (1, 2):
