@@ -2,7 +2,7 @@
 
 import pytest
 
-from txl_jax.report import peak
+from txl_jax.report import timing as peak
 
 # In TFLOP/s.
 PEAKS = {"TPU v5 lite": 197, "TPU v5": 459, "Tesla T4": 65, "NVIDIA H100 NVL": 835}

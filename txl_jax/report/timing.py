@@ -1,12 +1,20 @@
-"""Wall-clock time of a run by purpose."""
+"""Time of a run: by purpose, against the devices' peak FLOP/s, and as a trace."""
 
 import contextlib
 import datetime
+import functools
+import re
 import time
+import timeit
 from collections.abc import Iterator
-from typing import TypeVar
+from pathlib import Path
+from typing import Self, TypeVar
+
+import jax
+import jax.numpy as jnp
 
 from txl_jax.report.checksum import Json
+from txl_jax.runtime import distributed
 
 Batch = TypeVar("Batch")
 
@@ -77,3 +85,80 @@ class Timing:
         """Returns the time of day, in UTC, and the totals until then."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         return {"time": now, "total_seconds": dict(self.totals)}
+
+
+# Of one jax device, for dense bfloat16 products (float16 on T4): by Google's page of
+# each chip, cloud.google.com/tpu/docs/v4 and so on, and by NVIDIA's data sheets,
+# without sparsity, read in November 2026. On v2 and v3 a device is one of two cores.
+PEAK_FLOPS = {
+    **{"TPU v2": 22.5e12, "TPU v3": 61.5e12, "TPU v4": 275e12},
+    **{"TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12, "TPU v5p": 459e12},
+    **{"TPU v6 lite": 918e12, "TPU v6e": 918e12},
+    **{"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12},
+    **{"GH200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12},
+    **{"L4": 121e12, "T4": 65e12},
+}
+# Sizes of the matrices whose product is timed where no peak is known: it must take much
+# longer than its dispatch.
+CPU_SIZE, SIZE = 1024, 8192
+REPEATS = 6  # the first one compiles
+
+
+def peak_flops() -> float:
+    """Returns the peak FLOP/s of all devices, measured where it is not known."""
+    device = jax.local_devices()[0]
+    if peak := known_peak(device.device_kind):
+        return peak * jax.device_count()
+    # The CPU devices of a process share its cores.
+    count = jax.process_count() if device.platform == "cpu" else jax.device_count()
+    return measured_peak() * count
+
+
+def known_peak(device_kind: str) -> float:
+    """Returns the peak FLOP/s of a kind of device, or 0 if PEAK_FLOPS lacks it."""
+    names = [name for name in PEAK_FLOPS if re.search(rf"\b{name}\b", device_kind)]
+    return PEAK_FLOPS[max(names, key=len)] if names else 0.0
+
+
+@functools.cache
+def measured_peak() -> float:
+    """Returns the FLOP/s of a float32 matrix product, the best of a few."""
+    device = jax.local_devices()[0]
+    size = CPU_SIZE if device.platform == "cpu" else SIZE
+    x = jax.device_put(jnp.ones((size, size)), device)
+    multiply = jax.jit(jnp.matmul)
+    seconds = timeit.repeat(
+        lambda: multiply(x, x).block_until_ready(), number=1, repeat=REPEATS
+    )
+    return 2 * size**3 / min(seconds)
+
+
+TRACED = 10  # updates
+
+
+class Trace:
+    """Traces, in the first process, the updates from `first`, counted from 1, on."""
+
+    def __init__(self, first: int, step: int, folder: Path):
+        """step: the updates that the run has made; a later `first` is traced."""
+        self.begins_after = first - 1 if first > step and distributed.is_first() else -1
+        self.ends_after = 0  # 0 = not running
+        self.folder = folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.ends_after:
+            jax.profiler.stop_trace()
+            self.ends_after = 0
+
+    def before(self, step: int, state: object) -> None:
+        """Starts or ends the trace after `step` updates were dispatched."""
+        if self.ends_after and step >= self.ends_after:
+            jax.block_until_ready(state)
+            self.__exit__()
+        elif 0 <= self.begins_after <= step:
+            jax.block_until_ready(state)
+            jax.profiler.start_trace(self.folder)
+            self.begins_after, self.ends_after = -1, step + TRACED
