@@ -125,20 +125,11 @@ def test_a_store_that_fails_for_a_while(pair: Pair, status: int) -> None:
     """Training continues meanwhile, and a later checkpoint is saved."""
     run = pair.start("--config.train.num_steps=100000")
     run.until(lambda: len(pair.store.saved(pair.workdir)) > 1)
-    calls = [len(proxy.calls) for proxy in pair.proxies]
     for proxy in pair.proxies:
         proxy.hook = lambda method, path: (
             status if method == "POST" or not status else None
         )
-    if status:
-        run.until(has_said(run, "COULD NOT BE SAVED"))
-    else:
-        run.until(
-            lambda: all(
-                len(proxy.calls) > count + 20
-                for proxy, count in zip(pair.proxies, calls, strict=True)
-            )
-        )
+    run.until(has_said(run, "COULD NOT BE SAVED"))
     before = max(pair.store.saved(pair.workdir))
     for proxy in pair.proxies:
         proxy.hook = let_pass
