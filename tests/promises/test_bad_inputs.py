@@ -4,6 +4,7 @@ Each error is one line that names the field or file and the fix, with status 2, 
 file is changed. `tests/test_config.py` has the errors that the config alone shows.
 """
 
+import codecs
 import contextlib
 import dataclasses
 import gzip
@@ -252,6 +253,7 @@ class Inputs:
 @pytest.fixture(scope="module")
 def inputs(home: trained.Home) -> Iterator[Inputs]:
     """Makes all files, where any user of the machine may look."""
+    codecs.lookup("utf-8-sig")  # which nobody may not import later
     with public_folder() as path:
         skip = shutil.ignore_patterns("data")
         shutil.copytree(home.path, path, dirs_exist_ok=True, ignore=skip)
