@@ -148,8 +148,8 @@ data/streams.py
     - scored_BL = real_BL & (turn_BL >= offset)
     + scored_BL = real_BL
   memory passes from epoch to epoch: data/test_streams.py
-    - real_BL & (wraps_BL | starts_BL)
-    + real_BL & wraps_BL
+    - first_BL = wraps_BL | starts_BL
+    + first_BL = wraps_BL
 update/step.py
   the loss is divided by the segments, not the tokens: update/test_step.py
     - grad / tokens
