@@ -26,7 +26,6 @@ from tests.support.rights import public_folder, without_rights
 from tests.support.trained import TEXT, command, home
 from txl_jax import config as configs
 from txl_jax.data.tokens import prepare
-from txl_jax.report.checksum import with_checksum
 
 pytestmark = pytest.mark.promise("User errors are one line")
 FIXTURES = (home,)
@@ -45,13 +44,12 @@ def cut(path: Path) -> None:
 
 
 def update(change: Callable[[Any], object]) -> Change:
-    """Returns a change of a JSON object, and of its checksum if it has one."""
+    """Returns a change of a JSON object."""
 
     def write(path: Path) -> None:
         state = json.loads(path.read_text())
-        has_checksum = state.pop("sha256", "")
         change(state)
-        path.write_text(json.dumps(with_checksum(state) if has_checksum else state))
+        path.write_text(json.dumps(state))
 
     return write
 

@@ -27,6 +27,7 @@ from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report.progress import Progress
 from txl_jax.runtime import storage
+from txl_jax.runtime.storage import Json
 
 CHUNK = 1 << 20  # tokens in memory at once
 Part = TypeVar("Part")
@@ -203,9 +204,7 @@ class Encoder:
                 raise
             raise texts.NotUTF8(*self.text.locate(split, error.offset)) from error
 
-    def encode(
-        self, vocab: Vocab | None, folder: Path
-    ) -> tuple[Vocab, texts.JsonObject]:
+    def encode(self, vocab: Vocab | None, folder: Path) -> tuple[Vocab, Json]:
         """Writes the tokens of all splits.
 
         Returns the vocabulary, made from the text unless it is given, and the splits'
@@ -298,7 +297,7 @@ class Encoder:
 
     def _write(
         self, split: str, arrays: Iterable[np.ndarray], vocab: Vocab, folder: Path
-    ) -> texts.JsonObject:
+    ) -> Json:
         tokens = unknowns = 0
         digest = hashlib.sha256()
         with (folder / f"{split}.bin").open("wb") as file:

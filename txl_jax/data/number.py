@@ -13,8 +13,9 @@ import numpy as np
 from txl_jax.data import files
 from txl_jax.data.byte_ranges import reading
 from txl_jax.data.options import SPLITS
-from txl_jax.data.text import JsonObject, token_dtype
+from txl_jax.data.text import token_dtype
 from txl_jax.errors import UserError
+from txl_jax.runtime.storage import Json
 
 READ = np.dtype("<i4")
 CHUNK = 1 << 20  # numbers in memory at once
@@ -59,7 +60,7 @@ class NumberVocab:
         """Returns the numbers as text."""
         return " ".join(map(str, np.asarray(tokens).tolist()))
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> Json:
         """Returns the content of a vocabulary's file."""
         return {"kind": self.kind, "size": self.size}
 

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from txl_jax.data import text as texts
-from txl_jax.data.text import JsonObject, token_dtype
+from txl_jax.data.text import token_dtype
 from txl_jax.errors import UserError
+from txl_jax.runtime.storage import Json
 
 # Candidates for the end of a line, if a tokenizer has no token for a newline.
 LINE_ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")
@@ -124,11 +125,11 @@ class SubwordVocab:
                 lines[-1].append(token)
         return "\n".join(map(self._decode_line, lines))
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> Json:
         """Returns the content of a vocabulary's file: the whole tokenizer."""
         return {"kind": self.kind, "tokenizer": json.loads(self.tokenizer.to_str())}
 
     @classmethod
-    def from_json(cls, state: JsonObject) -> "SubwordVocab":
+    def from_json(cls, state: Json) -> "SubwordVocab":
         """Returns the vocabulary of a JSON object that `to_json` returned."""
         return cls.read(json.dumps(state["tokenizer"]), "the saved vocabulary")

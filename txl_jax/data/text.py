@@ -3,13 +3,11 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from txl_jax.errors import UserError
-
-JsonObject = dict[str, Any]  # a vocabulary or manifest in its file
+from txl_jax.runtime.storage import Json
 
 UNKNOWN = ("<unk>", "<UNK>")  # of WikiText and of One Billion Word
 
@@ -59,7 +57,7 @@ class Meter:
     words: int = 0
     lines: int = 0
 
-    def counts(self) -> JsonObject:
+    def counts(self) -> Json:
         """Returns the entries of a split in the manifest."""
         return {
             "bytes": self.stream_bytes,

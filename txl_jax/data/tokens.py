@@ -26,13 +26,12 @@ from txl_jax.data import vocab as vocabulary
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.encode import Encoder, Recipe, resolve
 from txl_jax.data.options import OWN, SPLITS, DataConfig
-from txl_jax.data.text import JsonObject
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
-from txl_jax.report.checksum import DAMAGE, verify_checksum, with_checksum
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, programs, storage
+from txl_jax.runtime.storage import DAMAGE, Json, refusing_damage
 
 MANIFEST = "manifest.json"
 RemotePath = Any  # an `epath.Path`, whose module only gs:// needs
@@ -51,7 +50,7 @@ class Tokens:
 
     folder: Path
     vocab: Vocab
-    manifest: JsonObject
+    manifest: Json
 
     def split(self, name: str) -> np.ndarray:
         """Returns a read-only memory map of a split, whose checksum is verified."""
@@ -160,16 +159,13 @@ def _is_complete(folder: Path, manifest: str) -> bool:
 
 def load(folder: Path) -> Tokens:
     """Opens prepared tokens."""
-    try:
-        saved = json.loads((folder / MANIFEST).read_text("utf-8"))
-        manifest = verify_checksum(saved)
+    with refusing_damage(folder, FIX):
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
         vocab = vocabulary.load(folder / VOCAB, FIX)
         if manifest["files"][VOCAB] != checksum(folder / VOCAB):
             raise ValueError(f"{VOCAB} is another file")
         for name in SPLITS:
             (folder / f"{name}.bin").stat()
-    except (*DAMAGE, OSError) as error:
-        raise UserError(f"{folder} is damaged ({error}): {FIX}") from error
     return Tokens(folder, vocab, manifest)
 
 
@@ -209,7 +205,7 @@ def _make(
                 "splits": splits,
                 "files": files,
             }
-            state = json.dumps(with_checksum(manifest), indent=2) + "\n"
+            state = json.dumps(manifest, indent=2) + "\n"
             (incomplete / MANIFEST).write_text(state, "utf-8")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -14,12 +14,12 @@ from txl_jax.data.byte_ranges import require_regular
 from txl_jax.data.files import text_start
 from txl_jax.data.number import NumberVocab
 from txl_jax.data.subword import SubwordVocab
-from txl_jax.data.text import JsonObject, token_dtype
+from txl_jax.data.text import token_dtype
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
-from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
 from txl_jax.runtime import storage
+from txl_jax.runtime.storage import DAMAGE, Json
 
 # Tokens on which the text of the next one may depend: a character has at most four
 # bytes, and a word depends on whether it starts a line.
@@ -101,7 +101,7 @@ class CharVocab:
             return text.encode("latin-1").decode("utf-8", errors="replace")
         return text
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> Json:
         """Returns the content of a vocabulary's file."""
         return {"kind": self.kind, "of_bytes": self.of_bytes, "symbols": self.symbols}
 
@@ -114,7 +114,7 @@ class ByteVocab(CharVocab):
     def __init__(self) -> None:
         super().__init__("".join(map(chr, range(256))), of_bytes=True)
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> Json:
         """Returns the content of a vocabulary's file."""
         return {"kind": self.kind}
 
@@ -136,9 +136,9 @@ def code_points(
 # unknown text or -1. `stream` encodes a whole split from blocks of bytes.
 Vocab = CharVocab | WordVocab | SubwordVocab | NumberVocab
 # The vocabularies by kind, from what their `to_json` returned.
-VOCABULARIES: dict[str, Callable[[JsonObject], Vocab]] = {
+VOCABULARIES: dict[str, Callable[[Json], Vocab]] = {
     "byte": lambda _: ByteVocab(),
-    "char": lambda x: CharVocab(x["symbols"], x["of_bytes"]),
+    "char": lambda x: CharVocab("".join(x["symbols"]), x["of_bytes"]),
     "word": lambda x: WordVocab(x["words"], Lines(*(x[y] for y in Lines._fields))),
     "subword": SubwordVocab.from_json,
     "number": lambda x: NumberVocab(x["size"]),
