@@ -32,9 +32,9 @@ from txl_jax.model.config import (
     tensorflow,
 )
 from txl_jax.paper.options import AttentionConfig, ReclConfig, TableConfig
-from txl_jax.report.checksum import DAMAGE
 from txl_jax.runtime import storage
 from txl_jax.runtime.options import RunConfig
+from txl_jax.runtime.storage import DAMAGE
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.options import OFF, OptimConfig, TrainConfig
 

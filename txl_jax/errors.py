@@ -103,7 +103,7 @@ def device_error(error: BaseException, mode: str) -> str:
     if exhausted or isinstance(error, MemoryError):
         default = "lower eval.mem_len or eval.tgt_len"
         return f"out of memory ({reason}): {SAVINGS.get(mode, default)}"
-    if re.search("cudnn|cuda_dnn", str(error), re.IGNORECASE):
+    if re.search("cudnn|cuda_dnn|dnn library", str(error), re.IGNORECASE):
         return f"cuDNN fails ({reason}): set model.kernel to xla or chunked"
     return ""
 

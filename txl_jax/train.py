@@ -20,13 +20,13 @@ from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.model.flops import needed_flops
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
-from txl_jax.report.checksum import Json
 from txl_jax.report.log import MetricsLog, SendLine
 from txl_jax.report.progress import Progress, compile_step
 from txl_jax.report.tensorboard import Events
 from txl_jax.report.timing import Trace, peak_flops
 from txl_jax.runtime import distributed, preemption
 from txl_jax.runtime.programs import record_loops
+from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import place_segments
 from txl_jax.update.state import Metrics, Program, TrainState
 from txl_jax.update.step import REASONS

@@ -22,10 +22,9 @@ from absl import logging
 
 from txl_jax.errors import Interrupted, UserError
 from txl_jax.report import plots
-from txl_jax.report.checksum import Json
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime import allocator, distributed, programs
-from txl_jax.runtime.storage import write_atomically
+from txl_jax.runtime.storage import Json, write_atomically
 
 from . import ppo
 

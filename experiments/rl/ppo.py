@@ -27,11 +27,10 @@ from jax.sharding import Mesh, PartitionSpec
 from txl_jax.checkpoint import save_restore
 from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.report import plots, provenance
-from txl_jax.report.checksum import Json
 from txl_jax.report.log import MetricsLog, read_metrics, to_json
 from txl_jax.report.progress import Progress, compile_step
 from txl_jax.runtime import allocator, distributed, preemption
-from txl_jax.runtime.storage import write_atomically
+from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams, letters, shardings

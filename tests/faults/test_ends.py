@@ -167,6 +167,8 @@ def test_advice_on_too_little_memory_fits_the_mode(mode: str, advice: str) -> No
     assert device_error(RuntimeError("INTERNAL: a bug"), mode) == ""
     error = RuntimeError("INTERNAL: CUDNN_STATUS_NOT_SUPPORTED\nin cuda_dnn.cc")
     assert "STATUS_NOT_SUPPORTED): set model.kernel to" in device_error(error, mode)
+    error = RuntimeError("DNN library initialization failed.")  # XLA's own words
+    assert "failed.): set model.kernel to" in device_error(error, mode)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

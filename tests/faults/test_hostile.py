@@ -36,9 +36,10 @@ from txl_jax.aot import lower
 from txl_jax.checkpoint import manifest
 from txl_jax.cli import flags
 from txl_jax.convert import formats, huggingface, pickle, pytorch, tensorflow
-from txl_jax.data import files, tokens
+from txl_jax.data import corpora, files, tokens
 from txl_jax.data import text as streaming
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import ByteVocab, CharVocab, code_points
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError
@@ -47,7 +48,6 @@ from txl_jax.generate.options import GenerateConfig
 from txl_jax.paper import table
 from txl_jax.paper.options import TableConfig
 from txl_jax.report import log
-from txl_jax.report.checksum import with_checksum
 from txl_jax.workdir import claim
 
 pytestmark = pytest.mark.promise("User errors are one line")
@@ -109,12 +109,11 @@ class Reader(NamedTuple):
     name: str
     read: Callable[[Path], object]
     base: Any = None
-    checksummed: bool = False
     more: Strategy = st.nothing()  # arbitrary inputs of its own
 
     def write(self, state: Any) -> bytes:
         """Returns the file of a JSON object."""
-        return json.dumps(with_checksum(state) if self.checksummed else state).encode()
+        return json.dumps(state).encode()
 
     def damaged(self, damage: str) -> bytes:
         """Returns the content after the damage."""
@@ -135,7 +134,7 @@ class Reader(NamedTuple):
     def inputs(self) -> Strategy:
         """Makes arbitrary files, and objects some of whose values are arbitrary."""
         made = st.binary() | JSON.map(json.dumps).map(str.encode) | self.more
-        if not self.base or self.checksummed:
+        if not self.base:
             return made
         names = st.sampled_from(sorted(self.base))
         changes = st.dictionaries(names, JSON, max_size=3)
@@ -224,17 +223,17 @@ def read_text(path: Path) -> object:
 
 
 READERS: dict[str, Reader] = {
-    "words": Reader("vocab.json", read_vocab, WORDS, True),
-    "characters": Reader("vocab.json", read_vocab, CHARS, True),
-    "subwords": Reader("vocab.json", read_vocab, SUBWORDS, True),
+    "words": Reader("vocab.json", read_vocab, WORDS),
+    "characters": Reader("vocab.json", read_vocab, CHARS),
+    "subwords": Reader("vocab.json", read_vocab, SUBWORDS),
     "data.vocab_path": Reader("w.json", read_words),
     "list of words": Reader("w.txt", read_words, more=edited(Path(__file__))),
     "imported words": Reader("vocab.txt", formats.read_vocab),
     "imported pickle": Reader(
         "vocab.bin", formats.read_vocab, more=edited(*sorted(RECORDED.glob("*.pkl")))
     ),
-    "manifest": Reader("manifest.json", read_tokens, MANIFEST, True),
-    "record": Reader("record/metadata", read_record, RECORD, True),
+    "manifest": Reader("manifest.json", read_tokens, MANIFEST),
+    "record": Reader("record/metadata", read_record, RECORD),
     "config.json": Reader("config.json", configs.load_json, CONFIG),
     "run.json": Reader(
         "run.json", lambda x: claim.check_trainable(x.parent, configs.Config()), RUN
@@ -246,6 +245,11 @@ READERS: dict[str, Reader] = {
     ),
     "lengths.json": Reader(
         "lengths.json", lambda x: table.run_once(ROW, x.parent, no_training), FINISHED
+    ),
+    "TFDS": Reader(
+        "name/1.0.0/dataset_info.json",
+        lambda x: corpora.find(DataConfig("tfds:name"), x.parents[2]),
+        {"fileFormat": "array_record"},
     ),
     "Hugging Face": Reader(
         "config.json", read_model, {**huggingface.DEFAULTS, **MODEL}

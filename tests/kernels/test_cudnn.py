@@ -111,7 +111,7 @@ def test_the_check_of_a_device_finds_faults() -> None:
 
     assert check_device.fault(KERNEL, ["bfloat16"], [0.0]) == ""
     assert " is off by " in check_device.fault(wrong, ["bfloat16"], [0.0])
-    assert 'model.kernel = "cudnn"' in check_device.fault(KERNEL, ["bfloat16"])
+    assert 'model.kernel = "cudnn"' in check_device.fault(cudnn.rel_attention)
 
 
 class Gpu:
@@ -130,7 +130,7 @@ class Gpu:
         ("gfx90a", 64, "bfloat16", False, "needs an NVIDIA GPU"),
         ("9.0", 64, "float32", False, "set model.dtype=bfloat16"),
         ("9.0", 64, "bfloat16", True, "set model.dropatt=0"),
-        ("9.0", 129, "bfloat16", False, "up to 128 features"),
+        ("9.0", 129, "bfloat16", False, "heads of 128 features"),
     ],
 )
 def test_where_it_applies(
@@ -144,5 +144,5 @@ def test_where_it_applies(
 
 def test_it_is_refused_on_a_cpu_in_one_line() -> None:
     operands = pack(cast(Case(4, 4).inputs(), jnp.bfloat16))
-    with refused('model.kernel = "cudnn" needs an NVIDIA GPU .* or another kernel'):
+    with refused('model.kernel = "cudnn" needs an NVIDIA GPU .*set model.kernel=auto'):
         jax.eval_shape(cudnn.rel_attention, operands)

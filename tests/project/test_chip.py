@@ -136,6 +136,7 @@ def test_the_command_prints_a_table(
     assert any(line.startswith("| check |  | xla |") for line in table)
     (row,) = (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()
     assert json.loads(row)["errors"]["float32"] == 0
-    monkeypatch.setattr(sys, "argv", ["chip", f"--out={__file__}"])
-    with pytest.raises(SystemExit, match="2"):
-        chip.main()
+    for wrong in (f"--out={__file__}", f"--original={tmp_path}"):
+        monkeypatch.setattr(sys, "argv", ["chip", f"--out={tmp_path}", wrong])
+        with pytest.raises(SystemExit, match="2"):
+            chip.main()

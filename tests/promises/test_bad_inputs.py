@@ -26,7 +26,6 @@ from tests.support.rights import public_folder, without_rights
 from tests.support.trained import TEXT, command, home
 from txl_jax import config as configs
 from txl_jax.data.tokens import prepare
-from txl_jax.report.checksum import with_checksum
 
 pytestmark = pytest.mark.promise("User errors are one line")
 FIXTURES = (home,)
@@ -45,13 +44,12 @@ def cut(path: Path) -> None:
 
 
 def update(change: Callable[[Any], object]) -> Change:
-    """Returns a change of a JSON object, and of its checksum if it has one."""
+    """Returns a change of a JSON object."""
 
     def write(path: Path) -> None:
         state = json.loads(path.read_text())
-        has_checksum = state.pop("sha256", "")
         change(state)
-        path.write_text(json.dumps(with_checksum(state) if has_checksum else state))
+        path.write_text(json.dumps(state))
 
     return write
 
@@ -131,16 +129,16 @@ new data.convention=lined                 | data.convention = 'lined' must be
 new data.vocab_size=99                    | is not used with data.vocab='byte'
 new data.vocab=subword                    | must be at least 256 for subwords
 new data.vocab=word data.convention=text    | 'text' must be one of lines
-new data.vocab_path={home}/marked.txt data.vocab_size=2 | is not used with
-new data.vocab_path={home}/marked.txt data.vocab=char | do not fit a vocabulary
+new data.vocab_path={home}/marked.txt data.vocab_size=2 | determines the words
+new data.vocab_path={home}/marked.txt data.vocab=char | of kind 'word', not data.v
 new data.dtype=int32                      | is for data.corpus='tokens'
-new data.vocab=number                     | do not fit a vocabulary of kind
+new data.vocab=number                     | cannot be of kind 'number'
 new data.corpus=txt                       | did you mean 'text'
-new data.path=                            | does not exist or has no files
-new data.path=/no/text                    | '/no/text' does not exist or
+new data.path=                            | data.path is empty
+new data.path=/no/text                    | '/no/text' does not exist
 new data.path={home}/words.txt            | too small
 new data.path={home}/latin.txt data.vocab=char | convert it to UTF-8, or set
-new data.path={home}/cut.txt.gz           | if .gz is the wrong suffix
+new data.path={home}/cut.txt.gz           | cut.txt.gz as .gz
 score run --path={home}/nothing.txt       | has no token after another
 new data.path={home}/splits               | no split: more.txt): give train, valid
 new data.corpus=enwik8                    | leave it empty, or set data.corpus='text'
@@ -149,8 +147,8 @@ new data.vocab_path={home}/words.txt      | lacks '<eos>', which marks each line
 new data.vocab_path={home}/marked.txt     | is not in the vocabulary
 new data.data_dir={text}                  | set data.data_dir
 new data.data_dir=s3x://b                 | no other store is supported
-new data.data_dir={home}/tokens_gone      | delete it and prepare again
-new data.data_dir={home}/vocab_number     | delete it and prepare again
+new data.data_dir={home}/tokens_gone      | delete the folder and prepare again
+new data.data_dir={home}/vocab_number     | delete the folder and prepare again
 
 run nowhere                               | holds no run
 run config_cut                            | cannot read {home}/config_cut/config.json:

@@ -16,7 +16,7 @@ import safetensors.numpy
 from txl_jax.checkpoint.manifest import Damaged, Tree, named_leaves
 from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError
-from txl_jax.report.checksum import DAMAGE
+from txl_jax.runtime.storage import refusing_damage
 
 Texts = dict[str, str]
 Arrays = dict[str, np.ndarray]
@@ -39,7 +39,8 @@ def opened(path: Path, format: str, writer: str) -> Iterator[tuple[Texts, Arrays
     with reading(path):
         if not path.is_file():
             raise UserError(f"{path} is not a file: give one that {writer} wrote")
-    try:
+    fix = "copy it again from its source, or make it again"
+    with refusing_damage(path, fix, Damaged, safetensors.SafetensorError):
         with safetensors.safe_open(path, framework="numpy") as file:
             texts = file.metadata() or {}
             if (found := texts.get("format", "")) != format:
@@ -49,8 +50,3 @@ def opened(path: Path, format: str, writer: str) -> Iterator[tuple[Texts, Arrays
                 )
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         yield texts, arrays
-    except (Damaged, OSError, safetensors.SafetensorError, *DAMAGE) as error:
-        raise UserError(
-            f"{path} is damaged or truncated ({error}): copy it again from its source, "
-            "or make it again"
-        ) from error

@@ -1,12 +1,10 @@
 """The manifest of a checkpoint: its step, data position and checksums of its arrays.
 
 Orbax stores the values of arrays without a checksum, so a bit flip on a disk would
-silently change a weight. The manifest is the JSON item "record" beside the arrays, and
-has its own SHA-256.
+silently change a weight. The manifest is the JSON item "record" beside the arrays.
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Iterable
@@ -20,9 +18,8 @@ from jax import Array
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.kernels.hash import STEP, murmur3
-from txl_jax.report.checksum import DAMAGE
-from txl_jax.report.log import Json
 from txl_jax.runtime import storage
+from txl_jax.runtime.storage import DAMAGE, Json
 
 Tree = Any  # a pytree of arrays, or of their `ShapeDtypeStruct`s
 Items = dict[str, Tree]  # by their names in a checkpoint, such as "params"
@@ -65,15 +62,12 @@ class Manifest:
     def to_json(self) -> Json:
         """Returns the JSON object that `parse` accepts as text."""
         position = self.position and self.position._asdict()
-        body = {**dataclasses.asdict(self), "position": position}
-        return {**body, "sha256": _sha256(body)}
+        return {**dataclasses.asdict(self), "position": position}
 
 
 def parse(text: str) -> Manifest:
     """Returns the manifest that `Manifest.to_json` wrote; raises an error of DAMAGE."""
     body = json.loads(text)
-    if body.pop("sha256") != _sha256(body):
-        raise ValueError("its checksum, sha256, is wrong")
     position = body["position"] and Position(**body["position"])
     nll = None if body["valid_nll"] is None else float(body["valid_nll"])
     arrays = {
@@ -81,10 +75,6 @@ def parse(text: str) -> Manifest:
         for name, (dtype, shape, checksum) in body["arrays"].items()
     }
     return Manifest(body["step"], position, nll, arrays)
-
-
-def _sha256(body: Json) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def write(folder: Path, manifest: Manifest) -> None:

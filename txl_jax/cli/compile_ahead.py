@@ -19,8 +19,8 @@ from txl_jax.errors import SAVINGS, UserError
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.model.flops import needed_flops
-from txl_jax.report.checksum import Json
 from txl_jax.report.log import say
+from txl_jax.runtime.storage import Json
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams
 from txl_jax.update.step import make_program

@@ -13,9 +13,9 @@ from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, printable
 from txl_jax.generate import texts
-from txl_jax.report.checksum import Json
 from txl_jax.report.log import json_lines, say, writing
 from txl_jax.runtime import distributed
+from txl_jax.runtime.storage import Json
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 

@@ -15,8 +15,8 @@ from txl_jax.data.vocab import Vocab, report_unknown
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import STDIN, ScoreConfig
 from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
-from txl_jax.report.checksum import Json
 from txl_jax.report.log import json_lines, require_other, say, writing
+from txl_jax.runtime.storage import Json
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 

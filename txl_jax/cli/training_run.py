@@ -15,10 +15,9 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.model.initializers import Params
 from txl_jax.paper import baselines
 from txl_jax.report import plots, tensorboard, wandb
-from txl_jax.report.checksum import Json
 from txl_jax.report.log import SendLine, read_metrics, say, to_json
 from txl_jax.runtime import distributed
-from txl_jax.runtime.storage import write_atomically
+from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.train import train
 from txl_jax.workdir import claim
 from txl_jax.workdir.fit import fit_mesh, warn_of_rotations

@@ -19,8 +19,8 @@ from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
-from txl_jax.report.checksum import DAMAGE
 from txl_jax.report.log import say
+from txl_jax.runtime.storage import DAMAGE
 
 Stated = pytorch.Fields  # of the model; the user states them if the files lack them
 OWN = "txl_jax"  # a file of `convert.release`

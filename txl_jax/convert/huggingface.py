@@ -20,7 +20,7 @@ from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError, prefixed
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
-from txl_jax.report.checksum import DAMAGE
+from txl_jax.runtime.storage import DAMAGE
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

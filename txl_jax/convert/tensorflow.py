@@ -29,7 +29,7 @@ from txl_jax.convert.pytorch import Keys, Params
 from txl_jax.errors import UserError, prefixed
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
-from txl_jax.report.checksum import DAMAGE
+from txl_jax.runtime.storage import DAMAGE
 
 ROOT = "transformer/"
 EMBED, SOFTMAX = f"{ROOT}adaptive_embed/", f"{ROOT}adaptive_softmax/"

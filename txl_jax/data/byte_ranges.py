@@ -12,7 +12,6 @@ from pathlib import Path
 
 from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError
-from txl_jax.runtime.storage import one_line
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def whole(path: Path) -> ByteRange:
 
 
 def size(ranges: Sequence[ByteRange]) -> int:
-    """Returns the number of bytes in the ranges."""
+    """Returns the number of bytes."""
     return sum(part.stop - part.start for part in ranges)
 
 
@@ -131,18 +130,6 @@ def require_regular(path: Path, field: str) -> None:
         raise UserError(
             f"{field}={str(path)!r} is a pipe or a device: give a file with its content"
         )
-
-
-@contextlib.contextmanager
-def refusing_damage(path: Path, *more: type[Exception]) -> Iterator[None]:
-    """Raises UserError for what readers raise for a damaged file of this package."""
-    usual = OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError
-    try:
-        yield
-    except (*usual, *more) as error:
-        raise UserError(
-            f"{path} is damaged ({one_line(error)}): delete it and prepare again"
-        ) from error
 
 
 @contextlib.contextmanager

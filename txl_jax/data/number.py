@@ -13,8 +13,9 @@ import numpy as np
 from txl_jax.data import files
 from txl_jax.data.byte_ranges import reading
 from txl_jax.data.options import SPLITS
-from txl_jax.data.text import JsonObject, token_dtype
+from txl_jax.data.text import token_dtype
 from txl_jax.errors import UserError
+from txl_jax.runtime.storage import Json
 
 READ = np.dtype("<i4")
 CHUNK = 1 << 20  # numbers in memory at once
@@ -59,7 +60,7 @@ class NumberVocab:
         """Returns the numbers as text."""
         return " ".join(map(str, np.asarray(tokens).tolist()))
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> Json:
         """Returns the content of a vocabulary's file."""
         return {"kind": self.kind, "size": self.size}
 
@@ -92,19 +93,23 @@ def read(path: Path, dtype: str) -> Iterator[bytes]:
 
 def _open(path: Path, dtype: str) -> np.ndarray:
     """Returns the array of a file, which is memory-mapped."""
+    if (is_bare := path.suffix == ".bin") and not dtype:
+        raise UserError(f"{path} has bare numbers: state their data.dtype")
     try:
         with reading(path):
-            if path.suffix == ".bin":
+            if is_bare:
                 return np.memmap(path, np.dtype(dtype).newbyteorder("<"), "r")
             array = np.lib.format.open_memmap(path, mode="r")
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise ValueError(f"it has the shape {array.shape} of {array.dtype}")
-    except (ValueError, TypeError, EOFError) as error:
+    except (ValueError, EOFError) as error:
         raise UserError(
-            f"{path} is not one sequence of integers in a .npy file, or in a .bin of "
-            f"data.dtype={dtype!r} ({error}): write it with numpy.save, or set "
-            "data.dtype"
+            f"{path} is neither a .npy file nor a .bin of data.dtype={dtype!r} "
+            f"({error}): write numbers with numpy.save"
         ) from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UserError(
+            f"{path} has the shape {array.shape} and the dtype {array.dtype}: save one "
+            "sequence of integers in each file"
+        )
     return array
 
 
@@ -135,7 +140,8 @@ def open_numbers(
     Splits are those that names of files state, or a cut 90/5/5. document_end: see
     DataConfig; it is a number.
     """
-    end = ("data.document_end", parse(document_end, "data.document_end"))
+    field = "data.document_end"
+    end = field, parse(document_end, field)
     paths = files.corpus_files(path)
     names = files.named_splits(path, paths) or [""] * len(paths)
     arrays: dict[str, list[tuple[str, np.ndarray]]] = {}

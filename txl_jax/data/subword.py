@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from txl_jax.data import text as texts
-from txl_jax.data.text import JsonObject, token_dtype
+from txl_jax.data.text import token_dtype
 from txl_jax.errors import UserError
+from txl_jax.runtime.storage import Json
 
 # Candidates for the end of a line, if a tokenizer has no token for a newline.
 LINE_ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")
@@ -25,6 +26,11 @@ def _library() -> Any:  # it has no types
             "data.vocab='subword' needs tokenizers, which is not installed: "
             "pip install 'txl_jax[subword]'"
         ) from error
+    if not hasattr(tokenizers.Tokenizer, "encode_batch_fast"):
+        raise UserError(
+            f"data.vocab='subword' needs tokenizers 0.20 or newer, not "
+            f"{tokenizers.__version__}: pip install 'txl_jax[subword]'"
+        )
     return tokenizers
 
 
@@ -65,8 +71,8 @@ class SubwordVocab:
         except Exception as error:  # the library raises bare exceptions
             reason = str(error).partition("\n")[0]
             raise UserError(
-                f"{name} is not a tokenizer.json that tokenizers can read ({reason}): "
-                "restore the file"
+                f"{name} is not a tokenizer.json that tokenizers "
+                f"{_library().__version__} can read ({reason}): restore the file"
             ) from error
 
     @classmethod
@@ -119,11 +125,11 @@ class SubwordVocab:
                 lines[-1].append(token)
         return "\n".join(map(self._decode_line, lines))
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> Json:
         """Returns the content of a vocabulary's file: the whole tokenizer."""
         return {"kind": self.kind, "tokenizer": json.loads(self.tokenizer.to_str())}
 
     @classmethod
-    def from_json(cls, state: JsonObject) -> "SubwordVocab":
+    def from_json(cls, state: Json) -> "SubwordVocab":
         """Returns the vocabulary of a JSON object that `to_json` returned."""
         return cls.read(json.dumps(state["tokenizer"]), "the saved vocabulary")

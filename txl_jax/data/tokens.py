@@ -19,24 +19,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock
 
 from txl_jax.data import corpora
 from txl_jax.data import vocab as vocabulary
-from txl_jax.data.byte_ranges import checksum, refusing_damage
+from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.encode import Encoder, Recipe, resolve
 from txl_jax.data.options import OWN, SPLITS, DataConfig
-from txl_jax.data.text import JsonObject
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
-from txl_jax.report.checksum import verify_checksum, with_checksum
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, programs, storage
+from txl_jax.runtime.storage import DAMAGE, Json, refusing_damage
 
 MANIFEST = "manifest.json"
 RemotePath = Any  # an `epath.Path`, whose module only gs:// needs
 VOCAB = "vocab.json"
+FIX = "delete the folder and prepare again"
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,14 @@ class Tokens:
 
     folder: Path
     vocab: Vocab
-    manifest: JsonObject
+    manifest: Json
 
     def split(self, name: str) -> np.ndarray:
         """Returns a read-only memory map of a split, whose checksum is verified."""
         path = self.folder / f"{name}.bin"
         digest = _digest(path, path.stat().st_mtime_ns)
-        with refusing_damage(self.folder):
-            if digest != self.manifest["splits"][name]["sha256"]:
-                raise ValueError(f"{path.name} has changed since it was prepared")
+        if digest != self.manifest["splits"][name]["sha256"]:
+            raise UserError(f"{path} has changed since it was prepared: {FIX}")
         return np.memmap(path, self.vocab.dtype, "r")
 
     def denominators(self, name: str) -> dict[str, int]:
@@ -88,12 +87,11 @@ def _roots(config: DataConfig) -> tuple[Path, RemotePath | None]:
     """Returns the local data_dir, and the one on gs:// or None."""
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"  # as in TFDS
     data_dir = config.data_dir or default
+    storage.require_unicode(data_dir, "data.data_dir")
     if "://" not in data_dir:
         return Path(data_dir).expanduser().absolute(), None
-    # A folder of this host mirrors the remote one.
-    name = hashlib.sha256(data_dir.rstrip("/").encode()).hexdigest()[:16]
     remote = storage.remote_path(data_dir, "data.data_dir")
-    return programs.user_cache() / name, remote
+    return _local_root(data_dir), remote
 
 
 def prepare(config: DataConfig, vocab: Vocab | None = None) -> Tokens:
@@ -129,19 +127,13 @@ def _prepare(config: DataConfig) -> Tokens:
     recipe, vocab = resolve(config, source.corpus, published)
     name = f"txl_jax/{source.name}/{source.corpus.version}/{recipe.folder}"
     folder = root / name
-    manifest = ""  # the remote one, if that is complete
+    manifest = ""
     if remote:
         remote /= name
-        with _reporting("read", remote):
-            path = remote / MANIFEST
-            manifest = path.read_text() if path.exists() else ""
+        manifest = _read_manifest(remote)
     try:
         if not _is_complete(folder, manifest):
-            lock = root / "txl_jax" / f"{source.name}.lock"
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            with waiting(f"data: waiting for another process to prepare {lock.stem}"):
-                held = FileLock(lock).acquire()
-            with held:
+            with _lock(root / "txl_jax" / f"{source.name}.lock"):
                 if _is_complete(folder, manifest):
                     pass  # made by the process that held the lock
                 elif manifest:
@@ -167,14 +159,21 @@ def _is_complete(folder: Path, manifest: str) -> bool:
 
 def load(folder: Path) -> Tokens:
     """Opens prepared tokens."""
-    with refusing_damage(folder):
-        saved = json.loads((folder / MANIFEST).read_text("utf-8"))
-        manifest = verify_checksum(saved)
+    with refusing_damage(folder, FIX):
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        vocab = vocabulary.load(folder / VOCAB, FIX)
         if manifest["files"][VOCAB] != checksum(folder / VOCAB):
             raise ValueError(f"{VOCAB} is another file")
         for name in SPLITS:
             (folder / f"{name}.bin").stat()
-    return Tokens(folder, vocabulary.load(folder / VOCAB), manifest)
+    return Tokens(folder, vocab, manifest)
+
+
+def _lock(path: Path) -> AcquireReturnProxy:
+    """Waits for the lock of a corpus; the system releases it when the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with waiting(f"data: waiting for another process that prepares {path.stem}"):
+        return FileLock(path).acquire()
 
 
 def _make(
@@ -206,7 +205,7 @@ def _make(
                 "splits": splits,
                 "files": files,
             }
-            state = json.dumps(with_checksum(manifest), indent=2) + "\n"
+            state = json.dumps(manifest, indent=2) + "\n"
             (incomplete / MANIFEST).write_text(state, "utf-8")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -232,6 +231,12 @@ def _replacing(folder: Path) -> Iterator[Path]:
     storage.sync(folder.parent)
 
 
+def _local_root(data_dir: str) -> Path:
+    """Returns the folder of this host that mirrors a remote data_dir."""
+    name = hashlib.sha256(data_dir.rstrip("/").encode()).hexdigest()[:16]
+    return programs.user_cache() / name
+
+
 @contextlib.contextmanager
 def _reporting(verb: str, remote: RemotePath) -> Iterator[None]:
     try:
@@ -245,17 +250,26 @@ def _reporting(verb: str, remote: RemotePath) -> Iterator[None]:
         ) from error
 
 
+def _read_manifest(remote: RemotePath) -> str:
+    """Returns the text of the remote manifest, "" if nothing is complete."""
+    path = remote / MANIFEST
+    with _reporting("read", remote):
+        return path.read_text() if path.exists() else ""
+
+
 def _fetch(remote: RemotePath, manifest: str, folder: Path) -> None:
     """Copies the files that the manifest lists to a folder, and verifies them."""
     say(f"data: copying {remote} to {folder.parent}")
-    with refusing_damage(remote):
-        files = verify_checksum(json.loads(manifest))["files"]
-    for name, expected in files.items():
-        with _reporting("read", remote):
-            (remote / name).copy(folder / name)
-        with refusing_damage(remote):
+    try:
+        for name, expected in json.loads(manifest)["files"].items():
+            with _reporting("read", remote):
+                (remote / name).copy(folder / name)
             if (digest := checksum(folder / name)) != expected:
-                raise ValueError(f"{name} has SHA-256 {digest}, not {expected}")
+                raise ValueError(f"{name} has SHA-256 {digest} instead of {expected}")
+    except DAMAGE as error:
+        raise UserError(
+            f"{remote} is damaged ({error}): delete the folder and prepare again"
+        ) from error
     (folder / MANIFEST).write_text(manifest, "utf-8")
 
 

@@ -6,8 +6,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from txl_jax.data import text as texts
-from txl_jax.data.text import UNKNOWN, JsonObject, token_dtype
+from txl_jax.data.text import UNKNOWN, token_dtype
 from txl_jax.errors import UserError
+from txl_jax.runtime.storage import Json
 
 
 class Lines(NamedTuple):
@@ -135,6 +136,6 @@ class WordVocab:
                 start = False
         return "".join(parts)
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> Json:
         """Returns the content of a vocabulary's file."""
         return {"kind": self.kind, **self.lines._asdict(), "words": self.words}

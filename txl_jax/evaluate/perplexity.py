@@ -18,7 +18,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.log import Json
+from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import host_rows
 
 ShowProgress = Callable[[int, int], None]  # of (done, total)

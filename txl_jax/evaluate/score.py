@@ -26,7 +26,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.log import Json
+from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import shards
 
 # The fields of EvalConfig that scores depend on.

@@ -1,10 +1,10 @@
-"""Attention by cuDNN's flash kernel, whose bias is the position scores.
+"""Attention by cuDNN's flash kernel, with the position scores as its bias.
 
-One product computes these by distance, in the operands' dtype, and one pass re-indexes
-them by key and masks them. Heads are outside the streams, for cuDNN S = H B streams of
+One product computes these by distance, in the operands' dtype; one pass re-indexes them
+by key and masks them. All arrays have heads before streams, and cuDNN gets S streams of
 one head, so that no array of scores is transposed.
 
-Dims: R distances, Y nearest keys, T = B L queries.
+Dims: R distances, Y nearest keys, T = B L queries, S = H B.
 """
 
 import functools
@@ -20,8 +20,6 @@ from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.xla import heads_first, pad_front, realign, visible_BLK, with_bias
 
-HEAD_SIZE = 128  # the largest with gradients on all GPUs
-
 
 def obstacle(device: object, A: int, dtype: DTypeLike, dropout: bool) -> str:
     """Returns why the kernel does not apply to heads of A features, or ""."""
@@ -32,35 +30,32 @@ def obstacle(device: object, A: int, dtype: DTypeLike, dropout: bool) -> str:
         return "computes in bfloat16: set model.dtype=bfloat16"
     if dropout:
         return "has no dropout: set model.dropatt=0"
-    return f"has heads of up to {HEAD_SIZE} features" if A > HEAD_SIZE else ""
+    # The largest heads that have gradients on all these GPUs.
+    return "is limited to heads of 128 features" if A > 128 else ""
 
 
 def rel_attention(
     operands: Operands, implementation: Literal["cudnn", "xla"] = "cudnn"
 ) -> Array:
-    """Returns o_BLHA, as `xla.rel_attention` does, but for rounded position scores.
+    """Returns o_BLHA as `xla.rel_attention` does, but rounds the position scores.
 
-    implementation: "xla" computes it on any device, and in float32. Raises UserError
-    where the kernel does not apply.
+    Raises UserError where it does not apply. implementation: "xla" is for tests.
     """
     q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout = operands
-    (B, L, H, A), K, dtype = q_BLHA.shape, k_BKHA.shape[1], q_BLHA.dtype
-    if implementation == "cudnn" or dropout is not None:
-        device = jax.local_devices()[0]
-        if reason := obstacle(device, A, dtype, dropout is not None):
-            raise UserError(f'model.kernel = "cudnn" {reason}, or another kernel')
-    # With a bias, cuDNN needs even numbers of queries and keys. If the last half of a
-    # tile of 128 keys is missing, some versions return NaN for a query whose scores are
-    # all below -88 (github.com/pytorch/pytorch/issues/196678). A query of padding sees
-    # its own key; keys of padding are the oldest.
-    more = L % 2
-    front = (K + more) % 2
+    (B, L, H, A), K, device = q_BLHA.shape, k_BKHA.shape[1], jax.local_devices()[0]
+    reason = obstacle(device, A, q_BLHA.dtype, dropout is not None)
+    if reason and implementation == "cudnn":
+        raise UserError(f'model.kernel = "cudnn" {reason} (or set model.kernel=auto)')
+    # With a bias, cuDNN needs even numbers of queries and keys. If the last tile of 128
+    # keys is half full, some versions return NaN gradients for a query whose scores are
+    # all below -88 (github.com/pytorch/pytorch/issues/196678). So one newest query is
+    # added, with its key, and hidden keys as the oldest.
+    more, front = L % 2, (K + L % 2) % 2
     front += 64 * ((K + more + front) % 128 == 64)
 
     def lay_out(x_BLHA: Array, front: int) -> Array:
-        widths = ((0, 0), (0, 0), (front, more), (0, -A % 8))
-        x_HBLA = jnp.pad(heads_first(x_BLHA), widths)
-        return x_HBLA.reshape(H * B, -1, 1, x_HBLA.shape[-1])
+        x_SLA = heads_first(x_BLHA).reshape(H * B, -1, A)
+        return jnp.pad(x_SLA, ((0, 0), (front, more), (0, -A % 8)))[:, :, None]
 
     score_HBLR = position_scores(q_BLHA, position, K)
     score_HBLR = jnp.pad(score_HBLR, ((0, 0), (0, 0), (0, more), (0, 0)))
@@ -89,27 +84,24 @@ def position_scores(q_BLHA: Array, position: PositionTerms, K: int) -> Array:
     score_HBLR = jnp.zeros((H, 1, 1, 1), jnp.float32)
     if r_RHA is not None:
         r_RHA = r_RHA - r_RHA[:1] if len(r_RHA) < K else r_RHA
-        # The scale is in the queries, of which there are fewer than scores.
         q_BLHA = with_bias(q_BLHA.astype(jnp.float32), w_HA) * scale
-        # r's gradient sums over one dimension, T = B L: with two, the compiler would
-        # transpose all scores.
+        # If r's gradient summed over B and L, the compiler would transpose all scores.
         q_HTA = heads_first(q_BLHA.astype(dtype)).reshape(H, B * L, A)
         score_HTR = jnp.einsum("HTA,RHA->HTR", q_HTA, r_RHA)
-        score_HBLR = score_HTR.reshape(H, B, L, len(r_RHA))
+        score_HBLR = score_HTR.reshape(H, B, L, -1)
     if bias_HR is not None:
         bias_HR = bias_HR - bias_HR[:, :1] if bias_HR.shape[1] < K else bias_HR
         score_HBLR += bias_HR[:, None, None].astype(jnp.float32) * scale
-    # Before the cast: the bias's gradient, a sum over streams and queries, is float32.
-    R = score_HBLR.shape[-1]
-    return jnp.broadcast_to(score_HBLR, (H, B, L, R)).astype(dtype)
+    # Broadcast before the cast, so that the bias's gradient is summed in float32.
+    return jnp.broadcast_to(score_HBLR, (H, B, L, score_HBLR.shape[-1])).astype(dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def shift_and_mask(score_HBLR: Array, oldest_BL: Array, R: int, K: int) -> Array:
-    """Returns bias_HBLK: scores by key, 0 beyond R, and far below if hidden."""
+    """Returns bias_HBLK: scores by key, 0 beyond R, very negative if hidden."""
     Y = min(K, R + score_HBLR.shape[2] - 1)
     score_HBLK = pad_front(realign(pad_front(score_HBLR, Y - R + 1)), K - Y)
-    # cuDNN subtracts such numbers from each other, which must be finite.
+    # JAX's own for cuDNN, which subtracts such numbers from each other.
     far = -(2.0**15) if score_HBLK.dtype == jnp.float16 else -(2.0**41)
     return jnp.where(visible_BLK(oldest_BL, K), score_HBLK, far)
 

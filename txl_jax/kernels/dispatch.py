@@ -40,9 +40,9 @@ def fastest(operands: Operands, mesh: AbstractMesh) -> str:
     """Returns the name of the kernel that `auto` selects; operands may be abstract.
 
     This is `xla`, which the compiler can split, if streams or heads do not divide over
-    the mesh. Otherwise it is `cudnn` where that applies, or FASTEST's, or `chunked` for
-    more keys than `tpu` can hold, and for MANY_SCORES instead of `xla`, but not on a
-    CPU.
+    the mesh. Otherwise it is `cudnn` where that applies; on a TPU `tpu`, or `chunked`
+    for more keys than `tpu` can hold; elsewhere `xla`, or `chunked` from MANY_SCORES
+    per device on, except on a CPU.
     """
     device = target_device(mesh)
     (B, L, H, A), K = operands.q_BLHA.shape, operands.k_BKHA.shape[1]

@@ -35,7 +35,7 @@ from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.options import refuse_memories
-from txl_jax.report.log import Json
+from txl_jax.runtime.storage import Json
 from txl_jax.workdir.load import Loaded
 
 WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score

@@ -22,8 +22,9 @@ from matplotlib.ticker import MaxNLocator
 from txl_jax.data.tokens import prepare
 from txl_jax.data.vocab import CONTEXT, spell
 from txl_jax.paper.attention_map import WHOLE, Maps, make_maps, summarize
-from txl_jax.report.log import Json, say
+from txl_jax.report.log import say
 from txl_jax.report.plots import empty, finish
+from txl_jax.runtime.storage import Json
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.staging import writing

@@ -26,8 +26,8 @@ from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.evaluate.reader import Reader
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.log import Json
 from txl_jax.report.plots import empty, save
+from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import host_rows
 from txl_jax.workdir.load import Loaded
 

@@ -54,9 +54,10 @@ from txl_jax.paper.table import (
     keep,
 )
 from txl_jax.paper.tasks import FIRST_ANSWER, TEXTS
-from txl_jax.report.log import Json, say, spent_seconds
+from txl_jax.report.log import say, spent_seconds
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.programs import user_cache
+from txl_jax.runtime.storage import Json
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
 from txl_jax.workdir.folder import METRICS

@@ -42,8 +42,9 @@ from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.positions import distances
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.options import refuse_memories
-from txl_jax.report.log import Json, say
+from txl_jax.report.log import say
 from txl_jax.report.plots import empty, save
+from txl_jax.runtime.storage import Json
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.init import init_params

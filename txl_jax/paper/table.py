@@ -23,10 +23,10 @@ from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
 from txl_jax.paper.options import TABLES, TableConfig
-from txl_jax.report.log import Json, say, spent_seconds, to_json
+from txl_jax.report.log import say, spent_seconds, to_json
 from txl_jax.report.progress import Progress
 from txl_jax.runtime import distributed
-from txl_jax.runtime.storage import write_atomically
+from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
 from txl_jax.workdir import claim
 from txl_jax.workdir.folder import METRICS, RUN
 from txl_jax.workdir.load import load
@@ -89,7 +89,7 @@ def run_once(row: Config, workdir: Path, train: Train) -> dict[int, float]:
     result = keep(
         row, path, train, lambda run: run.result | score(row, workdir, run.tokens)
     )
-    with claim.refusing_damage(path):
+    with refusing_damage(path):
         return {x: float(result["nll_nats"][str(x)]) for x in lengths(row)}
 
 
@@ -101,7 +101,7 @@ def keep(
     If there is none, trains, and writes what `measure` returns.
     """
     asked = identity(row)
-    with claim.refusing_damage(path):
+    with refusing_damage(path):
         if path.exists():
             saved: Json = json.loads(path.read_text("utf-8"))
             if saved["asked"] == asked:
@@ -183,7 +183,7 @@ def describe_runs(workdirs: list[Path]) -> Json:
     for workdir in workdirs:
         run = claim.read_run(workdir)
         hours += sum(spent_seconds(workdir / METRICS).values()) / 3600
-        with claim.refusing_damage(workdir / RUN):
+        with refusing_damage(workdir / RUN):
             for start in run.get("starts", []):
                 revisions.add(str(start["git_revision"]))
                 devices.add(f"{start['device_count']} x {start['device_kind']}")

@@ -14,10 +14,9 @@ import tqdm
 
 from txl_jax.errors import UserError, printable
 from txl_jax.metrics import bits
-from txl_jax.report.checksum import DAMAGE, Json
 from txl_jax.report.timing import Timing
 from txl_jax.runtime import distributed
-from txl_jax.runtime.storage import place, write_atomically
+from txl_jax.runtime.storage import DAMAGE, Json, place, write_atomically
 
 # Called with (step, numbers by tag) of each new line of metrics.jsonl.
 SendLine = Callable[[int, dict[str, float]], object]

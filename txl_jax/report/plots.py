@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from txl_jax.report.log import Json
+from txl_jax.runtime.storage import Json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

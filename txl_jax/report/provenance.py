@@ -12,8 +12,8 @@ from pathlib import Path
 
 import jax
 
-from txl_jax.report.checksum import Json
 from txl_jax.runtime.programs import usable_cores
+from txl_jax.runtime.storage import Json
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 

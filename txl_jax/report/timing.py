@@ -13,8 +13,8 @@ from typing import Self, TypeVar
 import jax
 import jax.numpy as jnp
 
-from txl_jax.report.checksum import Json
 from txl_jax.runtime import distributed
+from txl_jax.runtime.storage import Json
 
 Batch = TypeVar("Batch")
 

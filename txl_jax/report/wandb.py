@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 from txl_jax.errors import UserError
-from txl_jax.report.checksum import Json
 from txl_jax.report.log import SendLine
 from txl_jax.runtime import distributed, storage
+from txl_jax.runtime.storage import Json
 
 
 def opened(project: str, workdir: Path, start: Json, config: Json) -> SendLine:

@@ -1,20 +1,29 @@
-"""Paths on gs://, and the errors of the libraries that reach them.
+"""Files, local or on gs://: paths, whole writes, JSON, and what can go wrong.
 
 `etils.epath.Path` has the methods of `pathlib.Path`, which local paths are: it takes a
 tenth of a second to import, and only gs:// needs it.
 """
 
+import contextlib
 import errno
 import importlib.util
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from txl_jax.errors import UserError
+
+# An object of JSON, such as the result of a mode.
+Json = dict[str, Any]
+# Exceptions that reading a damaged JSON file can raise.
+DAMAGE = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError),
+    *(RecursionError, OverflowError),
+)
 
 SCHEME = "gs://"
 LIBRARIES = ("gcsfs", "google.cloud.storage")
@@ -94,6 +103,19 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def refusing_damage(
+    path: Path,
+    fix: str = "restore it from a backup, or delete it to continue",
+    *more: type[Exception],
+) -> Iterator[None]:
+    """Raises UserError for an error of DAMAGE, of the disk, or one of `more`."""
+    try:
+        yield
+    except (OSError, *DAMAGE, *more) as error:
+        raise UserError(f"{path} is damaged ({error}): {fix}") from error
 
 
 def errors() -> tuple[type[Exception], ...]:

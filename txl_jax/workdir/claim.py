@@ -1,9 +1,7 @@
 """The run that a workdir belongs to: its config, corpus and starts."""
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from txl_jax import config as configs
@@ -15,10 +13,9 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.report import provenance
-from txl_jax.report.checksum import DAMAGE, Json
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
-from txl_jax.runtime.storage import write_atomically
+from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
 from txl_jax.update.init import abstract_params
 from txl_jax.workdir.folder import CONFIG, RUN, VOCAB
 
@@ -96,15 +93,3 @@ def read_run(workdir: Path) -> Json:
         if not isinstance(run, dict):
             raise ValueError("it is not a JSON object")
         return run
-
-
-@contextlib.contextmanager
-def refusing_damage(path: Path) -> Iterator[None]:
-    """Raises UserError for errors that a damaged JSON file can cause."""
-    try:
-        yield
-    except (OSError, *DAMAGE) as error:
-        raise UserError(
-            f"{path} is damaged ({error}): restore it from a backup, or delete it to "
-            "continue"
-        ) from error

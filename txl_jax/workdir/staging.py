@@ -23,9 +23,9 @@ from filelock import FileLock, Timeout
 
 from txl_jax.errors import UserError
 from txl_jax.report import provenance
-from txl_jax.report.checksum import DAMAGE, Json
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime import distributed, storage
+from txl_jax.runtime.storage import DAMAGE, Json
 
 LOCK = "run.lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of some network disks

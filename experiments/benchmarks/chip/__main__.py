@@ -4,9 +4,9 @@
         [--original=transformer-xl/pytorch]
 
 Each part, such as the training of `enwik8` with one kernel, is a process of its own, so
-an error, a crash or a hang is a row of the table. On a GPU many parts are compiled at
-once, which takes longest, and then timed one after the other, each alone. Text is
-random words by Zipf's law, so no corpus is needed.
+an error, a crash or a hang is a row of the table. On a GPU, as many parts as its memory
+holds are compiled at once, which takes longest, and then timed one after the other.
+Text is random words by Zipf's law, so no corpus is needed.
 
 --trace profiles one call of each part and prints its kernels by time. --original also
 times the code of github.com/kimiyoung/transformer-xl, from its folder `pytorch`.
@@ -17,6 +17,7 @@ run reads.
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -51,7 +52,9 @@ EVALUATION = {"experiment": "enwik8", "B": 10, "M": 2100}
 GENERATION = {"experiment": "enwik8", "B": 1, "M": 2100}
 COMPILING = 0.7  # of the minutes, after which parts that have not compiled are ended
 MOST_SECONDS = 120  # that one part is timed
-GROUP = 24  # parts on a GPU at once: each keeps a GB or two of its memory for itself
+# A part that waits for its turn keeps about 2 GiB of a GPU's memory. The others share
+# what JAX may use of it, three quarters, without 8 GiB for the part that is timed.
+WAITING, TIMED = 2 << 30, 8 << 30
 LONGEST = 200  # characters of an error
 
 
@@ -69,20 +72,20 @@ def plan(machine: Row, args: argparse.Namespace) -> list[Part]:
     """Returns the parts, the most important ones first."""
     cpu = machine["platform"] == "cpu"
     common = {"dtype": "float32" if cpu else "bfloat16", "tiny": args.tiny}
+    first, *others = [
+        [
+            {"task": "train", **each, "kernel": kernel, "unroll": unroll}
+            for kernel in kernels(machine, each["experiment"] in HAVE_DROPATT)
+            for unroll in ("all", 1)
+        ]
+        for each in TRAINING
+        if not cpu or each["experiment"] in ON_CPU
+    ]
     parts = [{"task": "check", "kernel": kernel} for kernel in kernels(machine)]
-    for number, each in enumerate(TRAINING):
-        if cpu and each["experiment"] not in ON_CPU:
-            continue
-        for kernel in kernels(machine, each["experiment"] in HAVE_DROPATT):
-            for unroll in ("all", 1):
-                parts.append(
-                    {"task": "train", **each, "kernel": kernel, "unroll": unroll}
-                )
-        if number == 0 and not cpu:
-            parts += [
-                {"task": "evaluate", **EVALUATION, "kernel": kernel}
-                for kernel in kernels(machine)
-            ]
+    parts += first
+    if not cpu:
+        every = kernels(machine)
+        parts += [{"task": "evaluate", **EVALUATION, "kernel": name} for name in every]
     parts.append({"task": "generate", **GENERATION, "kernel": "auto"})
     if args.original:
         sizes = {"train": TRAINING[0], "evaluate": EVALUATION}
@@ -91,6 +94,7 @@ def plan(machine: Row, args: argparse.Namespace) -> list[Part]:
             for kernel in ("eager", "torch.compile")
             for task in sizes
         ]
+    parts += itertools.chain(*others)
     parts = [part | common | {"trace": args.trace} for part in parts]
     return [part for part in parts if args.only in title(part)]
 
@@ -259,6 +263,8 @@ def main() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--out={args.out} cannot be used ({error.strerror})")
+    if args.original and not Path(args.original, "mem_transformer.py").is_file():
+        parser.error(f"--original={args.original} has no mem_transformer.py")
     began = time.monotonic()
     (machine,) = run([{"task": "machine", "tiny": args.tiny}], args, 300, 1)
     if machine["error"]:
@@ -267,7 +273,8 @@ def main() -> None:
     origin["git_revision"] = git_revision()
     parts, rows = plan(machine, args), []
     # Only a GPU may be used by several processes.
-    size = GROUP if machine["platform"] == "gpu" else 1
+    is_gpu = machine["platform"] == "gpu"
+    size = max((machine["memory_bytes"] - TIMED) // WAITING, 1) if is_gpu else 1
     for first in range(0, len(parts), size):
         left = 60 * args.minutes - (time.monotonic() - began)
         jobs = args.jobs or os.cpu_count() or 1

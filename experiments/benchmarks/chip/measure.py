@@ -29,6 +29,7 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.generate import generation_model, stream
 from txl_jax.kernels import check, dispatch, xla
+from txl_jax.kernels.sharded import device_memory
 from txl_jax.model.flops import needed_flops
 from txl_jax.report.log import to_json
 from txl_jax.report.timing import known_peak, measured_peak
@@ -175,6 +176,7 @@ def machine(part: Row) -> Measure:
             "date": datetime.date.today().isoformat(),
             "device_kind": device.device_kind,
             "platform": device.platform,
+            "memory_bytes": device_memory(),
             "peak_flops": peak(),
             "product_flops": 2 * size**3 / seconds,
             "versions": record.versions(),
@@ -214,17 +216,18 @@ def check_kernel(part: Row) -> Measure:
 
 
 def train(part: Row) -> Measure:
-    """Compiles the training step as `train` does, for one device."""
+    """Compiles the training step as `train` does, and its start, for one device."""
     config, mesh = read(part), subject.one_device()
     program = make_program(config.model, config.train, config.optim, mesh)
     state, segments = plan.step_arguments(config, mesh, program)
-    step = program.step.lower(state, segments).compile(
-        record_loops([*mesh.devices.flat])
-    )
-    return lambda: time_training(part, config, mesh, program, step)
+    options = record_loops([*mesh.devices.flat])
+    step = program.step.lower(state, segments).compile(options)
+    jitted: Any = program.init
+    init = jitted.lower().compile()
+    return lambda: time_training(part, config, mesh, init, step)
 
 
-def time_training(part: Row, config: Config, mesh: Any, program: Any, step: Any) -> Row:
+def time_training(part: Row, config: Config, mesh: Any, init: Any, step: Any) -> Row:
     """Returns the seconds of an update, and what follows from them."""
     train = config.train
     updates = train.updates_of_call(config.checkpoint.every_steps)
@@ -232,7 +235,7 @@ def time_training(part: Row, config: Config, mesh: Any, program: Any, step: Any)
     tokens = train.batch_size * (train.tgt_len * S + 1)
     text = subject.zipf_text(config.model.vocab_size, 2 * tokens + 2)
     batch, _ = plan.make_streams(config, text, slice(None)).batch(Position(), S)
-    segments, state = place_segments(mesh, batch), program.init()
+    segments, state = place_segments(mesh, batch), init()
     losses: list[Any] = []
 
     def call() -> Any:

@@ -89,6 +89,7 @@ def prepare(part: Row) -> Callable[[], Row]:
         return (time.perf_counter() - began) / count
 
     seconds_of(WARM + -(-model.mem_len // L))  # then the memory is full
+    torch.cuda.empty_cache()  # for the parts before this one
 
     def measure() -> Row:
         count = max(round(SECONDS / seconds_of(1)), 1)
