@@ -23,13 +23,13 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     count: int,
 ) -> None:
     monkeypatch.setattr(progress, "EVERY_SECONDS", seconds)
-    with Progress("train", 109, done=100) as bar:
+    with Progress("epoch"), Progress("train", 109, done=100) as bar:
         for done in range(101, 110):
             bar(done, loss=f"{done / 100:.2f}", bpc="2.00")
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == "" and bool(lines) == bool(count)
-    for done, line in zip(range(101, 101 + count), lines[1:10], strict=True):
+    for done, line in zip(range(101, 101 + count), lines[2:11], strict=True):
         assert line.startswith("train: ") and f" {done}/109 [" in line
         assert f"loss {done / 100:.2f} bpc 2.00]" in line
 

@@ -59,6 +59,7 @@ class Progress(tqdm.tqdm):
             unit_scale=in_bytes,
             disable=not distributed.is_first(),
             file=None if terminal else Lines(),
+            position=None if terminal else 0,  # tqdm moves the cursor for others
             delay=0.0 if terminal else EVERY_SECONDS,
             mininterval=0.1 if terminal else EVERY_SECONDS,
             maxinterval=EVERY_SECONDS,
