@@ -22,8 +22,8 @@ from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
 from txl_jax.report.log import MetricsLog, SendLine
 from txl_jax.report.progress import Progress, compile_step
-from txl_jax.report.tensorboard import Events
 from txl_jax.report.timing import Trace, peak_flops
+from txl_jax.report.viewers import Events
 from txl_jax.runtime import distributed, preemption
 from txl_jax.runtime.programs import record_loops
 from txl_jax.runtime.storage import Json

@@ -25,8 +25,8 @@ from txl_jax.report.plots import empty
 from txl_jax.workdir.folder import METRICS, RUN
 
 PROVENANCE = (
-    *("seed", "parameters", "git_revision", "versions", "device_kind"),
-    *("device_count", "config"),
+    *("parameters", "git_revision", "versions", "device_kind", "device_count"),
+    "config",
 )
 # Sections that training depends on; the others may have folders of the machine.
 SECTIONS = ("model", "data", "train", "optim", "eval", "mesh")
@@ -102,6 +102,7 @@ def plot(
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the best validation; writes the log and the picture."""
     run = json.loads((args.workdir / RUN).read_text("utf-8"))
+    run |= run["starts"][0]
     train = run["config"]["train"]
     if train["varlen"]:
         raise UserError("its segments vary in length: tokens are not counted")

@@ -48,7 +48,8 @@ def test_a_log_has_a_line_for_each_validation(
         "data": {"data_dir": "/home/me", "path": "/home/me/text", "corpus": "text"}
     }
     local["run"] = {"wandb": "mine"}
-    run = dict.fromkeys(learning.PROVENANCE, 0) | {"config": config | local}
+    start_of_run = dict.fromkeys(learning.PROVENANCE, 0) | {"config": config | local}
+    run = {"parameters": 0, "starts": [start_of_run]}
     (tmp_path / "run.json").write_text(json.dumps(run), "utf-8")
     log, picture = tmp_path / "log.jsonl", tmp_path / "loss.png"
     flags = f"--workdir={tmp_path} --log={log} --picture={picture} --level=a=b=2.5"

@@ -11,7 +11,7 @@ import pytest
 from txl_jax.report import log as writer
 from txl_jax.report import timing
 from txl_jax.report.log import MetricsLog, read_metrics, say
-from txl_jax.report.tensorboard import Events
+from txl_jax.report.viewers import Events
 
 ZERO = dict.fromkeys(timing.PURPOSES, 0.0)
 

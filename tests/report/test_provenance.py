@@ -10,17 +10,11 @@ import pytest
 from txl_jax.report import provenance
 from txl_jax.report.provenance import EXACT, differences, git_revision
 
-CONFIG = {"train": {"seed": 7}}
-DATA = {"splits": {"test": {"sha256": "abc"}}}
-
 
 def test_only_differences_that_may_change_bits_are_reported() -> None:
-    output = provenance.provenance(CONFIG, DATA, parameters=123)
+    output = provenance.start({"train": {"seed": 7}})
     assert json.loads(json.dumps(output)) == output
-    assert (output["seed"], output["parameters"]) == (7, 123)
-    assert (output["config"], output["data"]) == (CONFIG, DATA)
     assert output["versions"]["jax"] == jax.__version__
-    assert (output["device_count"], output["process_count"]) == (jax.device_count(), 1)
     assert set(EXACT) <= set(output) and differences(output, output) == []
     later = output | {"git_revision": "other", "device_count": 4096}
     was = output["device_count"]

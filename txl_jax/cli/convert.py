@@ -37,10 +37,10 @@ from txl_jax.workdir.released import check_config
 
 STABLEHLO = "stablehlo"  # a folder of `convert.stablehlo`
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
-# Entries of run.json that are released.
+# Entries of run.json, and of its first start, that are released.
 ORIGIN = (
-    *("seed", "parameters", "git_revision", "versions", "device_kind"),
-    *("device_count", "data", IMPORTED),
+    *("parameters", "git_revision", "versions", "device_kind", "device_count"),
+    *("data", IMPORTED),
 )
 
 
@@ -66,8 +66,11 @@ def import_model(
         raise UserError(f"{options.source}: parameter {name} is not finite")
     parameters = metrics.parameter_count(source.params)
     origin = {"format": options.format, "step": source.step, "sha256": sha256}
-    run = provenance.provenance(dataclasses.asdict(parsed), {}, parameters)
-    run[IMPORTED] = origin | ({"origin": trained} if trained else {})
+    run = {
+        "parameters": parameters,
+        IMPORTED: origin | ({"origin": trained} if trained else {}),
+        "starts": [provenance.start(dataclasses.asdict(parsed))],
+    }
     with complete_or_absent(workdir) as fresh:
         fresh.mkdir(exist_ok=True)
         opened = save_restore.Checkpoints(fresh, parsed.checkpoint)
@@ -175,6 +178,7 @@ def make_release(loaded: Loaded, workdir: Path) -> Release:
     for section, name in (field.split(".") for field in config.LOCAL):
         fields[section][name] = defaults[section][name]
     run = claim.read_run(workdir)
+    run |= run["starts"][0] if run else {}
     origin = {name: run[name] for name in ORIGIN if name in run}
     if imported := origin.get(IMPORTED):
         names = {Path(path).name: sha for path, sha in imported["sha256"].items()}

@@ -14,7 +14,7 @@ from txl_jax.config import Config
 from txl_jax.data.tokens import Tokens
 from txl_jax.model.initializers import Params
 from txl_jax.paper import baselines
-from txl_jax.report import plots, tensorboard, wandb
+from txl_jax.report import plots, viewers
 from txl_jax.report.log import SendLine, read_metrics, say, to_json
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, write_atomically
@@ -48,6 +48,7 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
 
     A run that cannot start raises UserError before the first update.
     """
+    viewers.check_wandb(config.run.wandb)
     plan = plan_run(config, workdir)
     training, options = plan.training, config.train
     with contextlib.ExitStack() as stack:
@@ -56,8 +57,9 @@ def trained(config: Config, workdir: Path) -> Iterator[Trained]:
         start = distributed.first_then_others(
             lambda: claim.claim(workdir, config, plan.tokens, training.config.model)
         )
-        described = dataclasses.asdict(config)
-        log = wandb.opened(config.run.wandb, workdir, start, described)
+        log = viewers.open_wandb(
+            config.run.wandb, workdir, start, dataclasses.asdict(config)
+        )
         started = time.perf_counter()
         warn_of_rotations(training.config)
         if (rise := config.optim.warmup_steps) > (end := options.num_steps):
@@ -113,7 +115,7 @@ def evaluate_best(workdir: Path, run: Trained) -> Json:
         lines = read_metrics(workdir / METRICS)
         plots.plot_loss(lines, folder / "loss.png", baselines_bpc)
         (folder / "sample.txt").write_text(sample, "utf-8")
-        tensorboard.write_result(workdir, folder, loaded.step, scores, sample)
+        viewers.write_result(workdir, folder, loaded.step, scores, sample)
         body = to_json(result, indent=2) + "\n"
         write_atomically(folder / RESULT, lambda path: path.write_text(body, "utf-8"))
     say(evaluate_split.describe(result))

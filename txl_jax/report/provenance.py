@@ -18,17 +18,6 @@ from txl_jax.runtime.storage import Json
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def provenance(config: Json, data: Json, parameters: int) -> Json:
-    """Returns the content of a workdir's run.json."""
-    return {
-        "seed": config["train"]["seed"],
-        "parameters": parameters,
-        **environment(),
-        "data": data,
-        "config": config,
-    }
-
-
 def environment() -> Json:
     """Returns the code, libraries and devices of this process."""
     return {
@@ -42,28 +31,23 @@ def environment() -> Json:
 
 
 def describe_result() -> Json:
-    """Returns the provenance of a result that this process has just computed."""
-    return {"time": utc_time(), **environment()}
-
-
-def utc_time() -> str:
-    """Returns the time of day, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    """Returns the time, and the origin of what this process computes."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"time": now, **environment()}
 
 
 # If these are equal, a resumed run matches an uninterrupted one bit for bit.
 EXACT = "versions", "device_kind", "device_count", "process_count", "usable_cores"
 
 
-def start(run: Json) -> Json:
-    """Returns the entry of run.json for one start: command, place, code, libraries."""
-    place: Json = {"time": utc_time(), "host": socket.gethostname(), "pid": os.getpid()}
-    place["argv"] = sys.argv
-    return place | {name: run[name] for name in ("git_revision", *EXACT)}
+def start(config: Json) -> Json:
+    """Returns the entry of run.json for one start: command, place, code and config."""
+    place = {"host": socket.gethostname(), "pid": os.getpid(), "argv": sys.argv}
+    return {**describe_result(), **place, "config": config}
 
 
 def differences(before: Json, now: Json) -> list[str]:
-    """Returns a sentence for each entry of EXACT that differs between two runs."""
+    """Returns a sentence for each entry of EXACT that differs between two starts."""
     return [
         f"{name} was {before[name]}, is now {now[name]}"
         for name in EXACT

@@ -51,36 +51,33 @@ def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> 
     model: with the vocabulary's size. Reports libraries and devices that have changed.
     Every process checks, process 0 writes. Raises UserError for another corpus.
     """
-    parameters = metrics.parameter_count(abstract_params(model))
-    run = provenance.provenance(dataclasses.asdict(config), tokens.manifest, parameters)
-    before, run["starts"] = read_run(workdir), []
-    if before:
-        with refusing_damage(workdir / RUN):
-            if before["data"]["splits"] != run["data"]["splits"]:
-                raise UserError(
-                    f"{workdir} was trained on another version of corpus "
-                    f"{run['data']['corpus']!r} (SHA-256 in {workdir / RUN}): restore "
-                    "it, or give another --workdir"
-                )
-            run["starts"] += before["starts"]
-            for difference in provenance.differences(run["starts"][0], run):
-                bits = "results are not bit-identical to those before this start"
-                say(f"{bits}: {difference}")
-    run["starts"].append(provenance.start(run))
+    run = read_run(workdir) or {
+        "parameters": metrics.parameter_count(abstract_params(model)),
+        "data": tokens.manifest,
+        "starts": [],
+    }
+    start = provenance.start(dataclasses.asdict(config))
+    with refusing_damage(workdir / RUN):
+        if run["data"]["splits"] != tokens.manifest["splits"]:
+            raise UserError(
+                f"{workdir} was trained on another version of corpus "
+                f"{tokens.manifest['corpus']!r} (SHA-256 in {workdir / RUN}): restore "
+                "it, or give another --workdir"
+            )
+        run["starts"].append(start)
+        first: Json = run["starts"][0]
+        for difference in provenance.differences(first, start):
+            bits = "results are not bit-identical to those before this start"
+            say(f"{bits}: {difference}")
     if distributed.is_first():
-        write_atomically(workdir / CONFIG, lambda path: configs.save_json(config, path))
-        write_atomically(
-            workdir / VOCAB, lambda path: vocabulary.save(tokens.vocab, path)
-        )
-        write_run(workdir, run)
-    start: Json = run["starts"][0]
-    return start
-
-
-def write_run(workdir: Path, run: Json) -> None:
-    """Writes run.json."""
-    text = json.dumps(run, indent=2) + "\n"
-    write_atomically(workdir / RUN, lambda path: path.write_text(text, "utf-8"))
+        text = json.dumps(run, indent=2) + "\n"
+        for name, write in (
+            (CONFIG, lambda path: configs.save_json(config, path)),
+            (VOCAB, lambda path: vocabulary.save(tokens.vocab, path)),
+            (RUN, lambda path: path.write_text(text, "utf-8")),
+        ):
+            write_atomically(workdir / name, write)
+    return first
 
 
 def read_run(workdir: Path) -> Json:

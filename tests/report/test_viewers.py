@@ -1,5 +1,6 @@
-"""TensorBoard shows each step once, also after a resume."""
+"""TensorBoard, and Weights & Biases, show each step once, also after a resume."""
 
+import importlib
 import math
 import os
 import subprocess
@@ -11,8 +12,15 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.faults.test_disk import full_disk, lost_disk
+from tests.support.refusal import refused
 from txl_jax.report.log import MetricsLog, read_metrics
-from txl_jax.report.tensorboard import FOLDER, Events, write_result
+from txl_jax.report.viewers import (
+    FOLDER,
+    Events,
+    check_wandb,
+    open_wandb,
+    write_result,
+)
 
 
 def shown(workdir: Path) -> dict[str, list[tuple[int, Any]]]:
@@ -86,7 +94,7 @@ def test_neither_torch_nor_tensorflow_is_imported(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from txl_jax.cli import convert, modes, training_run
-from txl_jax.report.tensorboard import write_result
+from txl_jax.report.viewers import write_result
 write_result(Path(sys.argv[1]), Path(sys.argv[1]), 5, {"test/bpc": 2.0}, "text")
 """
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
@@ -107,3 +115,38 @@ def test_a_full_or_lost_disk_ends_the_file_but_not_the_run(
         reason = {"full": "File too large", "lost": "File exists"}[trouble]
         output = capfd.readouterr().err
     assert output == f"no more TensorBoard events until the next start ({reason})\n"
+
+
+START = {"time": "2026-11-23T03:00:00+00:00", "host": "one", "pid": 7}
+
+
+@pytest.mark.filterwarnings("default")  # of the library
+def test_a_resumed_run_continues_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))
+    starts = [(START, [1, 2]), (START, [2, 3]), (START | {"pid": 8}, [4])]
+    for start, updates in starts:
+        log = open_wandb("mine", tmp_path, start, {"optim": {"lr": 0.5}})
+        for update in updates:
+            log(update, {"train/loss": update + 0.0625})
+        importlib.import_module("wandb").finish()
+    importlib.import_module("wandb").teardown()  # writes the files
+    paths = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    one, again, other = (path.stem for path in paths)
+    assert one == again != other
+    for path, (_, updates) in zip(paths, starts, strict=True):
+        data = path.read_bytes()
+        assert b"mine" in data and b"train/loss" in data
+        logged = [update for update in range(1, 5) if f"{update}.0625".encode() in data]
+        assert logged == updates
+    assert capfd.readouterr().out == "", "stdout is for the result"
+
+
+def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with refused("run.wandb = 'mine' needs wandb: pip install"):
+        check_wandb("mine")
+    check_wandb("")
+    open_wandb("", tmp_path, START, {})(1, {"train/loss": 1.0})

@@ -1,11 +1,13 @@
-"""Metrics and samples of a run as TensorBoard events, without TensorFlow.
+"""Metrics and samples of a run in TensorBoard, and on Weights & Biases.
 
-Events are written by TensorBoard's `RecordWriter`, which imports neither TensorFlow nor
-torch. The writers that write in a thread are of no use here: a full disk ends the
-thread, and training would then wait for it forever.
+TensorBoard's `RecordWriter` imports neither TensorFlow nor torch. Its writers in a
+thread are of no use here: a full disk ends the thread, and training would then wait for
+it forever.
 """
 
 import contextlib
+import hashlib
+import json
 import os
 import socket
 import time
@@ -14,8 +16,10 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Self
 
-from txl_jax.report.log import say
-from txl_jax.runtime import distributed
+from txl_jax.errors import UserError
+from txl_jax.report.log import SendLine, say
+from txl_jax.runtime import distributed, storage
+from txl_jax.runtime.storage import Json
 
 FOLDER = "tensorboard"  # in the workdir
 RESULT = ".sample"  # suffix of the file with a finished run's scores and sample
@@ -94,3 +98,40 @@ def write_result(
     with Events(local, 0, ending=RESULT) as events:
         events.scalars(step, scores)
         events.sample(step, sample)
+
+
+def check_wandb(project: str) -> None:
+    """Raises UserError if run.wandb names a project but the package is missing."""
+    try:
+        if project:
+            import wandb  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"run.wandb = {project!r} needs wandb: pip install 'txl_jax[wandb]'"
+        ) from error
+
+
+def open_wandb(project: str, workdir: Path, start: Json, config: Json) -> SendLine:
+    """Returns a function that logs to the run of the first start; "" logs nothing."""
+    if not project or not distributed.is_first():
+        return lambda step, values: None
+    import wandb
+
+    text = json.dumps(start, sort_keys=True)
+    try:
+        run = wandb.init(
+            project=project,
+            id=hashlib.sha256(text.encode()).hexdigest()[:12],
+            name=workdir.name,
+            dir=None if storage.is_remote(workdir) else workdir,
+            config=config,
+            resume="allow",
+            settings=wandb.Settings(console="off", quiet=True),
+        )
+    except Exception as error:  # without a key or the network
+        raise UserError(
+            f"run.wandb = {project!r} cannot be opened ({error}): WANDB_MODE=offline "
+            "needs no account"
+        ) from error
+    run.define_metric("*", step_metric="update")
+    return lambda step, values: run.log({"update": step, **values})
