@@ -18,7 +18,7 @@ from tests.support.refusal import refused
 from txl_jax.data import catalog, vocab
 from txl_jax.data.byte_ranges import ByteRange, ByteRanges, Splits, blocks, cut, size
 from txl_jax.data.corpora import find
-from txl_jax.data.files import corpus_files, split_stdlib, split_text, stdlib_split
+from txl_jax.data.files import corpus_files, split_stdlib, split_text
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.word import WordVocab
 
@@ -77,25 +77,20 @@ def test_stdlib_splits_are_whole_files_in_the_stated_proportions(split: Split) -
     for name in ("valid", "test"):
         assert 150_000 < size(splits[name]) < 350_000
         assert max(part.stop for part in splits[name]) < 0.25 * size(splits[name])
-    files = {part.path for ranges in splits.values() for part in ranges}
-    assert len(files) == sum(map(len, splits.values()))
+    files = {x: {part.path for part in ranges} for x, ranges in splits.items()}
+    assert not files["train"] & files["valid"] and not files["train"] & files["test"]
     library = Path(os.__file__).parent
-    assert {library / "os.py", library / "json" / "__init__.py"} <= files
-    fixed = {name: stdlib_split(name) for name in ("os.py", "base64.py", "a.py")}
-    assert fixed == {"os.py": "valid", "base64.py": "test", "a.py": "train"}
+    places = {"train": "json/__init__.py", "valid": "os.py", "test": "base64.py"}
+    assert all(library / name in files[split] for split, name in places.items())
 
 
 TAR = tarfile.TarInfo("a.txt").tobuf() + bytes(1024)
 PACK: dict[str, Any] = {"gz": gzip, "bz2": bz2, "xz": lzma}
-
-
 NAMES = """
-train.txt          valid.txt           test.md
-wiki.train.tokens  wiki.valid.tokens   wiki.test.tokens
 train.txt.gz       valid.txt           test.txt.xz
-Train.txt          dev.txt             TEST.md
+wiki.train.tokens  dev.txt             TEST.md
 ptb.train.txt      my_val2.txt         test-00000-of-00001.txt
-train/test.txt     validation/book.txt test/dev.txt.gz
+train/test.txt     validation/book.txt test/dev.txt.bz2
 """
 
 
@@ -115,12 +110,10 @@ def test_named_splits_of_a_text_are_used(
 @pytest.mark.parametrize(
     "names, listing",
     [
-        ("train.txt test.txt", "train: train.txt; test: test.txt"),
         ("train.txt a/dev/x.txt", "train: train.txt; valid: a/dev/x.txt"),
         ("all.txt Test/1 Test/2", "test: Test/1 and 1 more; no split: all.txt"),
         ("train valid test train_test", "test: test; test or train: train_test"),
         ("news.en-00001-of-2 heldout-0-of-2", "valid: heldout-0-of-2; no split: news"),
-        ("test-0-of-1.txt part-0.txt", "test: test-0-of-1.txt; no split: part-0.txt"),
         ("corpus_test.txt corpus_train.txt", "train: corpus_train.txt; test: corpus_t"),
         ("train.txt more.txt", ""),
         ("latest.txt protest-1.txt contest/1", ""),
@@ -154,7 +147,7 @@ def test_runs_and_prepared_copies_are_no_text(tmp_path: Path) -> None:
     assert corpus_files(f"{tmp_path}/run/*.txt") == [tmp_path / "run" / "sample.txt"]
 
 
-@pytest.mark.parametrize("path", ["pipe", "", "p*", "/dev/null"])
+@pytest.mark.parametrize("path", ["pipe", "", "/dev/null"])
 def test_a_pipe_is_refused(path: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with refused("data.path='.*' is a pipe or a device: give a file"):
@@ -175,16 +168,15 @@ def test_files_start_on_lines_of_their_own(tmp_path: Path, split: Split) -> None
         assert b"".join(joined(splits[name]) for name in SPLITS) == expected
 
 
-@pytest.mark.parametrize("suffix", ["txt", *PACK])
 def test_text_joins_sorted_files_and_cuts_at_line_ends(
-    tmp_path: Path, split: Split, suffix: str
+    tmp_path: Path, split: Split
 ) -> None:
     lines = [b"line %04d\n" % number for number in range(300)]
-    # "a.txt" < "b/one.txt" < "c.txt" as strings
-    for start, name in ((0, "a"), (75, "b/one"), (150, "c"), (225, "d")):
+    # In the order of strings.
+    for start, name in ((0, "a.txt"), (75, "b/one.gz"), (150, "c.bz2"), (225, "d.xz")):
         text = b"".join(lines[start : start + 75])
-        text = PACK[suffix].compress(text) if suffix in PACK else text
-        write(tmp_path / f"{name}.{suffix}", text)
+        pack = PACK.get(name.rpartition(".")[2])
+        write(tmp_path / name, pack.compress(text) if pack else text)
     write(tmp_path / ".git" / "secret", b"not this\n" * 99)
     expected = {"train": lines[:270], "valid": lines[270:285], "test": lines[285:]}
     for name, ranges in split("text", tmp_path).items():
@@ -198,7 +190,6 @@ def test_text_joins_sorted_files_and_cuts_at_line_ends(
         (b"x" * 910 + b"\n" + b"x" * 89, (911, 39, 50)),
         (b"x" * 899 + b"\n" + b"x" * 100, (900, 50, 50)),  # a line ends exactly there
         (b"x" * 949 + b"\n" + b"x" * 50, (900, 50, 50)),  # would empty valid
-        (b"x" * 999 + b"\n", (900, 50, 50)),  # would empty test
         (b"x" * 905 + b"\t" + b"x" * 94, (906, 44, 50)),
         (b"x" + "天".encode() * 333, (901, 51, 48)),  # between characters
         (b"\x80" * 1000, (900, 50, 50)),  # not UTF-8
@@ -248,16 +239,12 @@ def test_catalog_is_complete() -> None:
     "name, content, message",
     [
         ("a.txt", zip_of(b"text"), "a zip archive.* with unzip"),
-        ("a.tar", TAR, "a tar archive.* with tar -xf"),
         ("a.tar.gz", gzip.compress(TAR), "a tar archive.* with tar -xf"),
-        ("a.txt", gzip.compress(b"text"), "compressed by gzip.* with zcat"),
         ("a.txt", bz2.compress(b"text"), "compressed by bzip2.* with bzcat"),
-        ("a.txt", lzma.compress(b"text"), "compressed by xz.* with xzcat"),
-        ("a.txt", "text".encode("utf-16"), "in UTF-16.* with iconv"),
         ("a.txt", "text".encode("utf-32"), "in UTF-32.* with iconv"),
         ("a.jsonl", b'{"text": "a"}', "JSON lines, not text.*jq -r .text"),
     ],
-    ids="zip tar tar.gz gzip bzip2 xz UTF-16 UTF-32 jsonl".split(),
+    ids="zip tar.gz bzip2 UTF-32 jsonl".split(),
 )
 def test_other_formats_are_refused(
     name: str, content: bytes, message: str, tmp_path: Path, split: Split

@@ -122,16 +122,6 @@ def test_rare_words_become_unknown(
         assert made.encode("c").tolist() == [words.index("<unk>")] == [made.unknown]
 
 
-def test_a_very_long_line_is_read_and_a_very_long_word_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(vocab.texts, "WORD_BYTES", 1000)
-    made = count_words(b"ab " * 5000, size=99)
-    assert len(streamed(made, b"ab " * 5000, 99)) == 5001
-    with refused("a word of more than 1,000 bytes"):
-        count_words(b"ab " + b"x" * 5000, size=99)
-
-
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_text_that_is_not_utf8_names_its_byte(size: int) -> None:
     data = b"caf\xc3\xa9 na\xefve\n"

@@ -36,10 +36,9 @@ from txl_jax.aot import lower
 from txl_jax.checkpoint import manifest
 from txl_jax.cli import flags
 from txl_jax.convert import formats, huggingface, pickle, pytorch, tensorflow
-from txl_jax.data import corpora, files, tokens
+from txl_jax.data import files, tokens
 from txl_jax.data import text as streaming
 from txl_jax.data import vocab as vocabulary
-from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import ByteVocab, CharVocab, code_points
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError
@@ -245,11 +244,6 @@ READERS: dict[str, Reader] = {
     ),
     "lengths.json": Reader(
         "lengths.json", lambda x: table.run_once(ROW, x.parent, no_training), FINISHED
-    ),
-    "TFDS": Reader(
-        "name/1.0.0/dataset_info.json",
-        lambda x: corpora.find(DataConfig("tfds:name"), x.parents[2]),
-        {"fileFormat": "array_record"},
     ),
     "Hugging Face": Reader(
         "config.json", read_model, {**huggingface.DEFAULTS, **MODEL}

@@ -129,16 +129,16 @@ new data.convention=lined                 | data.convention = 'lined' must be
 new data.vocab_size=99                    | is not used with data.vocab='byte'
 new data.vocab=subword                    | must be at least 256 for subwords
 new data.vocab=word data.convention=text    | 'text' must be one of lines
-new data.vocab_path={home}/marked.txt data.vocab_size=2 | determines the words
-new data.vocab_path={home}/marked.txt data.vocab=char | of kind 'word', not data.v
+new data.vocab_path={home}/marked.txt data.vocab_size=2 | is not used with
+new data.vocab_path={home}/marked.txt data.vocab=char | do not fit a vocabulary
 new data.dtype=int32                      | is for data.corpus='tokens'
-new data.vocab=number                     | cannot be of kind 'number'
+new data.vocab=number                     | do not fit a vocabulary of kind
 new data.corpus=txt                       | did you mean 'text'
-new data.path=                            | data.path is empty
-new data.path=/no/text                    | '/no/text' does not exist
+new data.path=                            | does not exist or has no files
+new data.path=/no/text                    | '/no/text' does not exist or
 new data.path={home}/words.txt            | too small
 new data.path={home}/latin.txt data.vocab=char | convert it to UTF-8, or set
-new data.path={home}/cut.txt.gz           | cut.txt.gz as .gz
+new data.path={home}/cut.txt.gz           | if .gz is the wrong suffix
 score run --path={home}/nothing.txt       | has no token after another
 new data.path={home}/splits               | no split: more.txt): give train, valid
 new data.corpus=enwik8                    | leave it empty, or set data.corpus='text'
@@ -147,8 +147,8 @@ new data.vocab_path={home}/words.txt      | lacks '<eos>', which marks each line
 new data.vocab_path={home}/marked.txt     | is not in the vocabulary
 new data.data_dir={text}                  | set data.data_dir
 new data.data_dir=s3x://b                 | no other store is supported
-new data.data_dir={home}/tokens_gone      | delete the folder and prepare again
-new data.data_dir={home}/vocab_number     | delete the folder and prepare again
+new data.data_dir={home}/tokens_gone      | delete it and prepare again
+new data.data_dir={home}/vocab_number     | delete it and prepare again
 
 run nowhere                               | holds no run
 run config_cut                            | cannot read {home}/config_cut/config.json:

@@ -6,6 +6,7 @@ the preparation of a corpus imports it.
 """
 
 import contextlib
+import errno
 import io
 import logging
 import shutil
@@ -21,7 +22,8 @@ import requests
 import tensorflow_datasets as tfds
 from absl import logging as absl_logging
 from google.protobuf import json_format
-from tensorflow_datasets.core.download import download_manager, downloader
+from tensorflow_datasets.core.download import downloader
+from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
 from txl_jax.data.byte_ranges import (
     ByteRanges,
@@ -34,17 +36,16 @@ from txl_jax.data.byte_ranges import (
     whole,
 )
 from txl_jax.data.catalog import Archive, Corpus, Member
-from txl_jax.data.options import SPLIT_NAMES, SPLITS
+from txl_jax.data.options import AGAIN, SPLIT_NAMES, SPLITS
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
 from txl_jax.report.progress import Progress, waiting
-from txl_jax.runtime.storage import one_line
+from txl_jax.runtime.storage import one_line, refusing_damage
 
 BLOCK_BYTES = 1 << 20  # one example; reading single lines was 700 times slower
 SHARD_BYTES = 64 << 20  # one file on disk
 READ_BYTES = 1 << 20  # at once; reading single short texts was 30 times slower
-# Errors of TFDS and ArrayRecord for damaged files.
-DAMAGE = OSError, RuntimeError, ValueError, LookupError, json_format.Error
+DAMAGE = RuntimeError, json_format.Error  # of ArrayRecord and TFDS
 downloader.MAX_RETRIES = 4  # with TFDS's ten, it waits 204 s where there is no network
 logging.getLogger("urllib3").setLevel(logging.ERROR)  # of its attempts
 
@@ -108,11 +109,13 @@ def _examples(ranges: ByteRanges, start: int, progress: Progress) -> Iterator[Ex
         progress.update(len(block))
 
 
-def prepare(corpus: Corpus, data_dir: Path, scratch: Path) -> CorpusBuilder:
-    """Fetches, unpacks and stores a published corpus below `data_dir`, if it was not.
+def open_corpus(
+    corpus: Corpus, data_dir: Path, scratch: Path
+) -> Callable[[str], Iterator[bytes]]:
+    """Returns a function that reads a split of a published corpus.
 
-    The folder appears complete or not at all. The caller holds a lock: two processes
-    must not prepare one corpus at once.
+    The corpus is stored below `data_dir` if it was not; its folder appears complete or
+    not at all. The caller holds a lock: two processes must not store it at once.
     """
     config = tfds.core.BuilderConfig(
         name=corpus.name,
@@ -121,7 +124,7 @@ def prepare(corpus: Corpus, data_dir: Path, scratch: Path) -> CorpusBuilder:
     )
     folder = data_dir / CorpusBuilder.name / corpus.name / corpus.version
     with _quiet():
-        with refusing_damage(folder):
+        with refusing_damage(folder, AGAIN, *DAMAGE):
             # TFDS's only format that is exact and does not need TensorFlow.
             builder = CorpusBuilder(
                 data_dir=data_dir, config=config, file_format="array_record"
@@ -131,16 +134,45 @@ def prepare(corpus: Corpus, data_dir: Path, scratch: Path) -> CorpusBuilder:
             try:
                 builder.download_and_prepare()
             except RuntimeError as error:  # ArrayRecord's error for a full disk
-                raise UserError(
-                    f"cannot write {folder} ({one_line(error)}): make room or set "
-                    "data.data_dir to another folder"
-                ) from error
-    return builder
+                raise OSError(errno.ENOSPC, one_line(error), str(folder)) from error
+    return lambda split: (x.tobytes() for x in _read(builder, split, "bytes"))
 
 
-def read(builder: tfds.core.DatasetBuilder, split: str, feature: str) -> Iterator[Any]:
+def open_dataset(folder: Path) -> Callable[[str], Iterator[bytes]]:
+    """Returns a function that reads a split of a TFDS dataset, text by text.
+
+    A newline follows each text that does not end with one.
+    """
+    with refusing_damage(folder, AGAIN, *DAMAGE):
+        builder = tfds.builder_from_directory(folder)
+        info = builder.info
+    ours = {SPLIT_NAMES[name]: name for name in info.splits if name in SPLIT_NAMES}
+    names = sorted(
+        name
+        for name, feature in info.features.items()
+        if isinstance(feature, tfds.features.Text)
+    )
+    feature = "text" if "text" in names else ", ".join(names)
+    stored = info.file_format.value
+    if stored != "array_record" or {*ours} != {*SPLITS} or feature not in names:
+        raise UserError(
+            f"{folder} is stored as {stored} and has the splits "
+            f"{', '.join(info.splits)} and the text features {', '.join(names)}: use a "
+            "dataset with train, validation and test and the feature text, prepared by "
+            "TFDS with file_format='array_record', or give its text as "
+            "data.corpus='text'"
+        )
+
+    def texts(split: str) -> Iterator[bytes]:
+        for text in _read(builder, ours[split], feature):
+            yield text if text.endswith(b"\n") else text + b"\n"
+
+    return texts
+
+
+def _read(builder: tfds.core.DatasetBuilder, split: str, feature: str) -> Iterator[Any]:
     """Yields a feature of a split in order; raises UserError if it is damaged."""
-    with refusing_damage(builder.data_path):
+    with refusing_damage(builder.data_path, AGAIN, *DAMAGE):
         info = builder.info.splits[split]
         with _quiet():
             source = builder.as_data_source(split)
@@ -149,63 +181,6 @@ def read(builder: tfds.core.DatasetBuilder, split: str, feature: str) -> Iterato
             indices = list(range(start, min(start + step, len(source))))
             for example in source.__getitems__(indices):
                 yield example[feature]
-
-
-def open_corpus(
-    corpus: Corpus, data_dir: Path, scratch: Path
-) -> Callable[[str], Iterator[bytes]]:
-    """Returns a function that reads a split of a published corpus; see `prepare`."""
-    builder = prepare(corpus, data_dir, scratch)
-    return lambda split: (x.tobytes() for x in read(builder, split, "bytes"))
-
-
-def open_dataset(folder: Path) -> Callable[[str], Iterator[bytes]]:
-    """Returns a function that reads a split of a TFDS dataset, text by text.
-
-    A newline follows each text that does not end with one.
-    """
-    with refusing_damage(folder):
-        builder = tfds.builder_from_directory(folder)
-        splits, features = [*builder.info.splits], {**builder.info.features}
-    ours = {SPLIT_NAMES[name]: name for name in splits if name in SPLIT_NAMES}
-    if missing := [split for split in SPLITS if split not in ours]:
-        raise UserError(
-            f"{folder} has the splits {', '.join(splits)}, so {', '.join(missing)} is "
-            "missing: use a dataset with train, validation and test, or give its text "
-            "as data.corpus='text'"
-        )
-    feature = _text_feature(folder, features)
-
-    def texts(split: str) -> Iterator[bytes]:
-        for text in read(builder, ours[split], feature):
-            yield text if text.endswith(b"\n") else text + b"\n"
-
-    return texts
-
-
-def _text_feature(folder: Path, features: dict[str, Any]) -> str:
-    """Returns the feature "text", or the only "*text", or the only text feature."""
-    kind = tfds.features.Text
-    texts = sorted(x for x in features if isinstance(features[x], kind))
-    ending = [name for name in texts if name.endswith("text")]
-    for names in ([x for x in texts if x == "text"], ending, texts):
-        if len(names) == 1:
-            return names[0]
-    raise UserError(
-        f"{folder} has {len(texts)} text features ({', '.join(texts)}): use a dataset "
-        "with one, or give its text as data.corpus='text'"
-    )
-
-
-@contextlib.contextmanager
-def refusing_damage(folder: Path) -> Iterator[None]:
-    """Converts the errors of TFDS, protobuf and ArrayRecord to UserError."""
-    try:
-        yield
-    except DAMAGE as error:
-        raise UserError(
-            f"{folder} is damaged ({one_line(error)}): delete it and prepare again"
-        ) from error
 
 
 @contextlib.contextmanager
@@ -276,9 +251,7 @@ def _find_unpacked(archive: Archive, corpus: str, manual: Path) -> dict[str, Pat
             f"{missing[0]}: put all of them in {manual / corpus}, or {archive.name} in "
             f"{manual}"
         )
-    bare = sum(not member.digest for member in archive.members)
-    trust = f", {bare} of them without a published checksum" if bare else ""
-    say(f"data: using the files of {corpus} in {manual}{trust}")
+    say(f"data: using the files of {corpus} in {manual}")
     for member in archive.members:
         verify(paths[member.path], member.digest)
     return paths
@@ -301,10 +274,12 @@ def _download(
                 path = Path(downloads.download(url))
             verify(path, archive.sha256)  # TFDS trusts what it has downloaded earlier
             return path
-        except download_manager.NonMatchingChecksumError as error:
-            reasons.append(f"{url}: {str(error).partition('* Got: ')[2]}")
-        except (requests.RequestException, tfds.download.DownloadError) as error:
-            reasons.append(f"{url}: {_cause(error)}")
+        except (
+            requests.RequestException,
+            tfds.download.DownloadError,
+            NonMatchingChecksumError,
+        ) as error:
+            reasons.append(f"{url}: {one_line(error)}")
     files = f", or its files in {manual / corpus}," if archive.packed else ""
     raise UserError(
         f"cannot download {archive.name} ({'; '.join(reasons)}): put {archive.name} in "
@@ -312,27 +287,15 @@ def _download(
     )
 
 
-def _cause(error: BaseException) -> str:
-    """Returns the cause of an error that requests has wrapped."""
-    while (inner := error.__cause__ or error.__context__) is not None:
-        error = inner
-    reason = error.strerror if isinstance(error, OSError) else ""
-    return " ".join((reason or str(error) or type(error).__name__).split())
-
-
 def _unpack(path: Path, members: Sequence[Member], folder: Path) -> dict[str, Path]:
     """Unpacks the members of a verified archive into a folder, and nothing else."""
     targets = {member.path: folder / member.path for member in members}
     with waiting(f"data: unpacking {path.name}"):
         if zipfile.is_zipfile(path):  # TFDS gives downloads other names
-            with zipfile.ZipFile(path) as archive:
-                archive.extractall(folder, targets)
+            with zipfile.ZipFile(path) as zipped:
+                zipped.extractall(folder, targets)
             return targets
-        with tarfile.open(path, "r|gz") as stream:
-            for entry in filter(tarfile.TarInfo.isreg, stream):
-                target = targets.get(entry.name.removeprefix("./"))
-                if target and (content := stream.extractfile(entry)):
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    with target.open("wb") as out:
-                        shutil.copyfileobj(content, out, 1 << 20)
+        with tarfile.open(path, "r|gz") as archive:
+            own = (x for x in archive if x.name.removeprefix("./") in targets)
+            archive.extractall(folder, own, filter="data")
     return targets

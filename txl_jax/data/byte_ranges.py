@@ -35,7 +35,7 @@ def whole(path: Path) -> ByteRange:
 
 
 def size(ranges: Sequence[ByteRange]) -> int:
-    """Returns the number of bytes."""
+    """Returns the number of bytes in the ranges."""
     return sum(part.stop - part.start for part in ranges)
 
 

@@ -1,7 +1,6 @@
 """Sources: the text of each corpus on this machine, or where it can be fetched."""
 
-import hashlib
-import json
+import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,15 +8,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from txl_jax.data import files
-from txl_jax.data.byte_ranges import Splits, blocks, locate, verify
+from txl_jax.data.byte_ranges import Splits, blocks, checksum, locate, verify
 from txl_jax.data.catalog import CORPORA, Corpus
 from txl_jax.data.number import open_numbers
 from txl_jax.data.options import DataConfig
 from txl_jax.errors import UserError, nearest
 
 BLOCK_BYTES = 1 << 20
-LOCAL = ("text", "tokens")  # the user's files
-FIELDS = {"path": LOCAL, "document_end": LOCAL, "dtype": ("tokens",)}  # of some corpora
+# The corpora that fields are for.
+FIELDS = {"dtype": ("tokens",)} | dict.fromkeys(
+    ("path", "document_end"), ("text", "tokens")
+)
 INFO = "dataset_info.json"  # of a dataset of TFDS
 
 
@@ -48,36 +49,39 @@ def find(config: DataConfig, data_dir: Path) -> Source:
 
     `data_dir` contains downloads and TFDS datasets.
     """
-    kind, _, argument = config.corpus.partition(":")
+    kind, _, name = config.corpus.partition(":")
     _check_fields(config, kind)
     corpus, path, end = CORPORA[kind], config.path, config.document_end
-    edition, folder = "", data_dir
 
-    def open_stdlib(_: Path) -> Text:
-        return _of_ranges(files.split_stdlib())
+    def open_published(scratch: Path) -> Text:
+        from txl_jax.data.builder import open_corpus  # imports TFDS: a second
 
-    def open_text(scratch: Path) -> Text:
-        return _of_ranges(files.split_text(path, scratch, end))
+        return Text(open_corpus(corpus, data_dir, scratch))
 
-    def open_tokens(_: Path) -> Text:
-        return Text(open_numbers(path, end, config.dtype))
+    def open_tfds(_: Path) -> Text:
+        from txl_jax.data.builder import open_dataset
 
-    def open_tfds(scratch: Path) -> Text:
-        from txl_jax.data import builder  # imports TFDS, which takes a second
+        return Text(open_dataset(folder))
 
-        if kind == "tfds":
-            return Text(builder.open_dataset(folder))
-        return Text(builder.open_corpus(corpus, data_dir, scratch))
-
-    if kind in LOCAL:
-        state = end if kind == "text" else f"{end} {config.dtype}"
-        edition = files.text_edition(path, state)
-    elif kind == "stdlib":
-        edition = platform.python_version()
-    elif kind == "tfds":
-        edition, folder = _find_dataset(argument, data_dir)
-    own = {"stdlib": open_stdlib, "text": open_text, "tokens": open_tokens}
-    return Source(corpus, edition, own.get(kind, open_tfds))
+    if kind == "stdlib":
+        version = platform.python_version()
+        return Source(corpus, version, lambda _: _of_ranges(files.split_stdlib()))
+    if kind == "text":
+        return Source(
+            corpus,
+            files.text_edition(path, end),
+            lambda scratch: _of_ranges(files.split_text(path, scratch, end)),
+        )
+    if kind == "tokens":
+        edition = files.text_edition(path, f"{end} {config.dtype}")
+        return Source(
+            corpus, edition, lambda _: Text(open_numbers(path, end, config.dtype))
+        )
+    if kind == "tfds":
+        folder = _find_dataset(name, data_dir)
+        plain = os.path.relpath(folder, data_dir).replace("/", "-")
+        return Source(corpus, f"{plain}-{checksum(folder / INFO)[:8]}", open_tfds)
+    return Source(corpus, "", open_published)
 
 
 def _check_fields(config: DataConfig, kind: str) -> None:
@@ -103,41 +107,23 @@ def _of_ranges(splits: Splits) -> Text:
     )
 
 
-def _find_dataset(name: str, data_dir: Path) -> tuple[str, Path]:
-    """Returns the edition of a TFDS dataset below `data_dir`, and its folder.
+def _find_dataset(name: str, data_dir: Path) -> Path:
+    """Returns the folder of a TFDS dataset below `data_dir`.
 
-    `name` is `name` or `name/config`, with `:version` or without. Only ArrayRecord can
-    be read without TensorFlow and without copying a shard into memory.
+    `name` is `name` or `name/config`, with `:version` or without.
     """
     path, _, version = name.partition(":")
-    root = data_dir / path
     # TFDS prepares in a folder "incomplete.<random>_<version>" beside the finished one.
     pattern = f"**/{version or '[0-9]*'}/{INFO}"
-    is_inside = path and ".." not in root.parts and root.is_relative_to(data_dir)
-    folders = sorted(x.parent for x in root.glob(pattern)) if is_inside else []
-    if len(folders) != 1:
-        names = ", ".join(str(folder.relative_to(data_dir)) for folder in folders)
+    found = sorted((data_dir / path).glob(pattern)) if path else []
+    if len(found) != 1:
+        names = ", ".join(os.path.relpath(file.parent, data_dir) for file in found)
         raise UserError(
             f"data.corpus='tfds:{name}' names {names or 'no dataset'} in {data_dir}: "
             "give one as tfds:<name>/<config>:<version>, prepared by TFDS with "
             "file_format='array_record', or set data.data_dir to where it is"
         )
-    (folder,) = folders
-    data = (folder / INFO).read_bytes()
-    try:
-        kind = json.loads(data).get("fileFormat", "tfrecord")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{folder} is damaged ({error}): delete it and prepare again"
-        ) from error
-    if kind != "array_record":
-        raise UserError(
-            f"data.corpus='tfds:{name}' is stored as {kind} in {folder}, which cannot "
-            "be read without TensorFlow: prepare it with file_format='array_record'"
-        )
-    digest = hashlib.sha256(data).hexdigest()
-    plain = "-".join(folder.relative_to(data_dir).parts)
-    return f"{plain}-{digest[:8]}", folder
+    return found[0].parent
 
 
 def vocab_file(corpus: Corpus, data_dir: Path) -> Path | None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from txl_jax.runtime import storage
 from txl_jax.runtime.storage import Json
 
 CHUNK = 1 << 20  # tokens in memory at once
-Part = TypeVar("Part")
 BYTES = 256
 
 
@@ -85,18 +84,30 @@ def resolve(
     changes them.
     """
     kind = corpus.vocab if config.vocab == OWN else config.vocab
-    path = config.vocab_path
-    if published and kind == "word" and not path and not config.vocab_size:
-        path = str(published)
+    path = published if kind == "word" and not config.vocab_size else None
+    if storage.is_remote(config.vocab_path):
+        path = storage.remote_path(config.vocab_path, "data.vocab_path")
+    elif config.vocab_path:
+        path = Path(config.vocab_path).expanduser()
     vocab = _read_vocab(config, corpus, path) if path else None
     kind = vocab.kind if vocab else kind
-    if (kind == NumberVocab.kind) != (corpus.vocab == NumberVocab.kind):
+    of_numbers = kind == NumberVocab.kind, corpus.vocab == NumberVocab.kind
+    if config.vocab not in (OWN, kind) or len({*of_numbers}) > 1:
         raise UserError(
-            f"the vocabulary of data.corpus={corpus.name!r} cannot be of kind "
-            f"{kind!r}: set data.vocab={OWN!r}, and data.vocab_path to one of its own "
-            "or to ''"
+            f"data.corpus={corpus.name!r} and data.vocab={config.vocab!r} do not fit a "
+            f"vocabulary of kind {kind!r}: set data.vocab={OWN!r}, and data.vocab_path "
+            "to another one or to ''"
         )
-    _refuse_idle(config, kind)
+    if config.vocab_size and (path or kind not in ("word", "subword", "number")):
+        raise UserError(
+            f"data.vocab_size={config.vocab_size} is not used with data.vocab={kind!r}"
+            f" and data.vocab_path={config.vocab_path!r}: leave it out"
+        )
+    if kind == SubwordVocab.kind and not path and config.vocab_size < BYTES:
+        raise UserError(
+            f"data.vocab_size={config.vocab_size} must be at least {BYTES} for "
+            "subwords (32000 is common), or set data.vocab_path to a tokenizer"
+        )
     name, convention = _convention(config, corpus, kind)
     lines = convention.lines
     if isinstance(vocab, WordVocab):
@@ -110,7 +121,7 @@ def resolve(
         of_bytes=convention.of_bytes and kind == "char",
         drop_newlines=convention.drop_newlines,
         vocab_size=config.vocab_size,
-        vocab_sha256=checksum(_path(path)) if path else "",
+        vocab_sha256=checksum(path) if path else "",
     )
     return recipe, vocab
 
@@ -121,29 +132,13 @@ def drops_newlines(config: DataConfig, kind: str) -> bool:
     return _convention(config, corpus, kind)[1].drop_newlines
 
 
-def _path(path: str) -> Path:
-    if storage.is_remote(path):
-        return storage.remote_path(path, "data.vocab_path")
-    return Path(path).expanduser()
-
-
-def _read_vocab(config: DataConfig, corpus: Corpus, path: str) -> Vocab:
+def _read_vocab(config: DataConfig, corpus: Corpus, path: Path) -> Vocab:
     """Returns the vocabulary of a file, with the config's marks of lines."""
-    if config.vocab_size:
-        raise UserError(
-            "data.vocab_path determines the words: leave data.vocab_size at 0"
-        )
 
     def marked(words: list[str]) -> WordVocab:
         return WordVocab(words, _convention(config, corpus, "word")[1].lines)
 
-    vocab = vocabulary.read(_path(path), marked)
-    if config.vocab not in (OWN, vocab.kind):
-        raise UserError(
-            f"data.vocab_path={path!r} is a vocabulary of kind {vocab.kind!r}, "
-            f"not data.vocab={config.vocab!r}: set data.vocab_path='', or "
-            f"data.vocab={OWN!r}"
-        )
+    vocab = vocabulary.read(path, marked)
     if isinstance(vocab, WordVocab) and config.convention:
         return marked(vocab.words)
     return vocab
@@ -162,20 +157,6 @@ def _convention(
     return name, convention._replace(lines=convention.lines._replace(lower_case=lower))
 
 
-def _refuse_idle(config: DataConfig, kind: str) -> None:
-    """Raises UserError for fields that the kind of vocabulary does not use."""
-    if config.vocab_size and kind not in ("word", "subword", "number"):
-        raise UserError(
-            f"data.vocab_size={config.vocab_size} is not used with data.vocab={kind!r}"
-            ": leave it out, or set data.vocab='word'"
-        )
-    if kind == "subword" and not config.vocab_path and config.vocab_size < BYTES:
-        raise UserError(
-            f"data.vocab_size={config.vocab_size} must be at least {BYTES} for "
-            "subwords (32000 is common), or set data.vocab_path to a tokenizer"
-        )
-
-
 @dataclass(frozen=True)
 class Encoder:
     """Encodes the splits of a corpus as its recipe says."""
@@ -184,50 +165,36 @@ class Encoder:
     recipe: Recipe
     text: Text
 
-    def read(self, split: str, label: str, meter: texts.Meter) -> Iterator[bytes]:
-        """Yields the blocks of a split under the convention, and reports progress."""
-        progress = Progress(f"data: {label} {split}", in_bytes=True)
-        for block in meter.read(self.text.read(split), self.recipe.drop_newlines):
-            yield block
-            progress.update(len(block))
-
-    def name(self, split: str) -> str:
-        """Returns the name of a split in errors."""
-        return f"the {split} split of corpus {self.corpus.name!r}"
-
-    def locating(self, split: str, parts: Iterator[Part]) -> Iterator[Part]:
-        """Yields the parts of a split; names the file that is not UTF-8."""
-        try:
-            yield from parts
-        except texts.NotUTF8 as error:
-            if not self.text.locate:
-                raise
-            raise texts.NotUTF8(*self.text.locate(split, error.offset)) from error
-
     def encode(self, vocab: Vocab | None, folder: Path) -> tuple[Vocab, Json]:
         """Writes the tokens of all splits.
 
         Returns the vocabulary, made from the text unless it is given, and the splits'
         entries in the manifest.
         """
+        try:
+            return self._encode(vocab, folder)
+        except texts.NotUTF8 as error:
+            if not self.text.locate:
+                raise
+            split = next(split for split in SPLITS if self._name(split) == error.name)
+            raise texts.NotUTF8(*self.text.locate(split, error.offset)) from error
+
+    def _encode(self, vocab: Vocab | None, folder: Path) -> tuple[Vocab, Json]:
         meters = {split: texts.Meter() for split in SPLITS}
         if vocab is None and self.recipe.kind == WordVocab.kind:
             vocab, arrays = self._encode_words(meters, folder)
         else:
             vocab = made = vocab or self._make_vocab()
             arrays = {
-                split: self.locating(
-                    split,
-                    made.stream(self.read(split, "encoding", meter), self.name(split)),
-                )
-                for split, meter in meters.items()
+                x: made.stream(self._read(x, "encoding", meters[x]), self._name(x))
+                for x in SPLITS
             }
-        entries = {
-            split: self._write(split, arrays[split], vocab, folder)
-            | ({} if vocab.kind == NumberVocab.kind else meter.counts())
-            for split, meter in meters.items()
-        }
-        for split, entry in entries.items():
+        entries: Json = {}
+        for split in SPLITS:
+            path = folder / f"{split}.bin"
+            entry = entries[split] = _write(arrays[split], path, vocab.unknown)
+            if vocab.kind != NumberVocab.kind:
+                entry |= meters[split].counts()
             if entry["tokens"] < 2:
                 raise UserError(
                     f"corpus {self.corpus.name!r} is too small: its {split} split has "
@@ -235,26 +202,35 @@ class Encoder:
                 )
         return vocab, entries
 
+    def _name(self, split: str) -> str:
+        return f"the {split} split of corpus {self.corpus.name!r}"
+
+    def _read(
+        self, split: str, label: str = "counting", meter: texts.Meter | None = None
+    ) -> Iterator[bytes]:
+        """Yields the blocks of a split under the convention, and reports progress."""
+        progress = Progress(f"data: {label} {split}", in_bytes=True)
+        meter = meter or texts.Meter()
+        for block in meter.read(self.text.read(split), self.recipe.drop_newlines):
+            yield block
+            progress.update(len(block))
+
     def _make_vocab(self) -> Vocab:
         recipe = self.recipe
-
-        def read(split: str, label: str = "counting") -> tuple[Iterator[bytes], str]:
-            return self.read(split, label, texts.Meter()), self.name(split)
-
         if recipe.kind == CharVocab.kind:
-            of_bytes = recipe.of_bytes
             points = (
-                self.locating(name, vocabulary.code_points(*read(name), of_bytes))
-                for name in SPLITS
+                vocabulary.code_points(self._read(x), self._name(x), recipe.of_bytes)
+                for x in SPLITS
             )
-            return CharVocab.count(points, of_bytes)
+            return CharVocab.count(points, recipe.of_bytes)
         if recipe.kind == SubwordVocab.kind:
             # Only from train, since valid and test are held out.
-            lines = self.locating("train", texts.lines(*read("train", "learning from")))
+            blocks = self._read("train", "learning from")
+            lines = texts.lines(blocks, self._name("train"))
             return SubwordVocab.train(lines, recipe.vocab_size)
         if recipe.kind == NumberVocab.kind:
-            numbers = (read(name)[0] for name in SPLITS)
-            return NumberVocab(recipe.vocab_size or number.largest(numbers) + 1)
+            size = recipe.vocab_size or number.largest(map(self._read, SPLITS)) + 1
+            return NumberVocab(size)
         return ByteVocab()
 
     def _encode_words(
@@ -271,11 +247,9 @@ class Encoder:
         numbers.default_factory = numbers.__len__  # type: ignore[attr-defined]
         total = np.zeros(0, np.int64)
         for split, meter in meters.items():
-            blocks = self.read(split, "counting", meter)
+            blocks = self._read(split, "counting", meter)
             with (folder / f"{split}.numbers").open("wb") as file:
-                for words in self.locating(
-                    split, lines.stream(blocks, self.name(split))
-                ):
+                for words in lines.stream(blocks, self._name(split)):
                     of_words = map(numbers.__getitem__, words)
                     array = np.fromiter(of_words, np.int32, len(words))
                     file.write(array.data)
@@ -295,16 +269,16 @@ class Encoder:
 
         return vocab, {split: renumber(folder / f"{split}.numbers") for split in meters}
 
-    def _write(
-        self, split: str, arrays: Iterable[np.ndarray], vocab: Vocab, folder: Path
-    ) -> Json:
-        tokens = unknowns = 0
-        digest = hashlib.sha256()
-        with (folder / f"{split}.bin").open("wb") as file:
-            for array in arrays:
-                file.write(array.data)
-                digest.update(array.data)
-                tokens += len(array)
-                if vocab.unknown >= 0:
-                    unknowns += int(np.count_nonzero(array == vocab.unknown))
-        return {"tokens": tokens, "unknowns": unknowns, "sha256": digest.hexdigest()}
+
+def _write(arrays: Iterable[np.ndarray], path: Path, unknown: int) -> Json:
+    """Writes the tokens of a split, and returns their entry in the manifest."""
+    tokens = unknowns = 0
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for array in arrays:
+            file.write(array.data)
+            digest.update(array.data)
+            tokens += len(array)
+            if unknown >= 0:
+                unknowns += int(np.count_nonzero(array == unknown))
+    return {"tokens": tokens, "unknowns": unknowns, "sha256": digest.hexdigest()}

@@ -58,7 +58,6 @@ NOT_TEXT = (
 
 def _files_below(folder: Path, skip: Callable[[str], bool]) -> list[Path]:
     """Returns the files below a folder, sorted, without the names to skip."""
-
     files = []
     for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not skip(name)]
@@ -76,20 +75,18 @@ _STDLIB_SKIP = frozenset(
 _STDLIB_SALT = "885:"
 
 
-def stdlib_split(relative: str) -> str:
-    """Returns the split of a library file, which depends only on its path."""
-    digest = hashlib.sha256((_STDLIB_SALT + relative).encode()).digest()
-    number = int.from_bytes(digest[:8], "big") % 32
-    return {0: "valid", 1: "test"}.get(number, "train")
-
-
 def split_stdlib() -> Splits:
-    """Returns the splits of the running Python's library, which are whole files."""
+    """Returns the splits of the running Python's library, which are whole files.
+
+    The split of a file depends only on its path.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     splits: dict[str, list[ByteRange]] = {split: [] for split in SPLITS}
     for path in _files_below(root, _STDLIB_SKIP.__contains__):
         if path.suffix == ".py" and path.is_file():
-            split = stdlib_split(path.relative_to(root).as_posix())
+            name = _STDLIB_SALT + path.relative_to(root).as_posix()
+            digest = hashlib.sha256(name.encode()).digest()
+            split = {0: "valid", 1: "test"}.get(digest[7] % 32, "train")
             splits[split].append(whole(path))
     return {split: tuple(ranges) for split, ranges in splits.items()}
 
@@ -167,20 +164,17 @@ def text_start(head: bytes, name: Path | str) -> int:
 
 def read_blocks(path: Path) -> Iterator[bytes]:
     """Yields the content of a file in blocks, decompressed by its suffix."""
-    with reading(path):
-        try:
-            with COMPRESSED.get(path.suffix, Path.open)(path, "rb") as file:
-                block = file.read(1 << 20)
-                yield block[text_start(block, path) :]
-                while block := file.read(1 << 20):
-                    yield block
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
-            raise UserError(
-                f"cannot read {path} as {path.suffix} ({error}): it is damaged or has "
-                "the wrong suffix, so replace it or rename it"
-            ) from error
+    try:
+        with COMPRESSED.get(path.suffix, Path.open)(path, "rb") as file:
+            block = file.read(1 << 20)
+            yield block[text_start(block, path) :]
+            while block := file.read(1 << 20):
+                yield block
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise UserError(
+            f"cannot read {path} ({error}): make it readable, or rename it if "
+            f"{path.suffix} is the wrong suffix"
+        ) from error
 
 
 def read_stdin() -> bytes:
@@ -194,22 +188,21 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
 
     `field` is the name of the path in errors.
     """
-    if not path:
-        raise UserError(f"{field} is empty: give a file, a folder or a glob")
     where = Path(path).expanduser()
-    if os.path.isdir(where):
+    if not path:
+        files = []
+    elif os.path.isdir(where):
         files = _files_below(where, lambda name: name.startswith("."))
-        problem = "is a folder without files: add some text"
     elif os.path.exists(where):
         files = [where]
     else:
         matches = sorted(glob.glob(str(where), recursive=True))
         files = [Path(match) for match in matches if not os.path.isdir(match)]
-        problem = "does not exist: give a file, a folder or a glob"
-        if glob.has_magic(path):
-            problem = "matches no file: correct the glob, quoted in a shell"
     if not files:
-        raise UserError(f"{field}={path!r} {problem}")
+        raise UserError(
+            f"{field}={path!r} does not exist or has no files: give a file, a folder "
+            "or a glob, quoted in a shell"
+        )
     for file in files:
         require_regular(file, field)
     return files
@@ -220,14 +213,13 @@ def corpus_files(path: str) -> list[Path]:
     files = text_files(path)
     top = Path(os.path.commonpath([file.parent for file in files]))
     below = {p for file in files for p in file.parents if top in p.parents}
-    own = {folder for folder in below if _is_own(folder)}
+    own = {
+        folder
+        for folder in below
+        if {"config.json", "vocab.json"} <= {*os.listdir(folder)}
+        or (folder.name == "txl_jax" and any(folder.glob("*.lock")))
+    }
     return [file for file in files if not own.intersection(file.parents)]
-
-
-def _is_own(folder: Path) -> bool:
-    """Returns whether a folder is the workdir of a run, or has copies of corpora."""
-    is_run = all((folder / name).exists() for name in ("config.json", "vocab.json"))
-    return is_run or (folder.name == "txl_jax" and any(folder.glob("*.lock")))
 
 
 def named_splits(path: str, files: Sequence[Path]) -> list[str]:
@@ -237,22 +229,20 @@ def named_splits(path: str, files: Sequence[Path]) -> list[str]:
     that is meant for a test would be trained on.
     """
     top = os.path.commonpath([file.parent for file in files])
-    names = [file.relative_to(top) for file in files]
-    stated = [*map(_stated_splits, names)]
-    splits = [min(some, default="") for some in stated]
-    found: dict[str, list[Path]] = {}
-    for name, some in zip(names, stated, strict=True):
-        found.setdefault(" or ".join(sorted(some)) or "no split", []).append(name)
+    splits = []
+    found: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    for name in (file.relative_to(top) for file in files):
+        splits.append(" or ".join(sorted(_stated_splits(name))) or "no split")
+        found.setdefault(splits[-1], []).append(name)
     listing = "; ".join(
         f"{split}: {some[0]}" + (f" and {len(some) - 1} more" if some[1:] else "")
-        for split, some in sorted(
-            found.items(), key=lambda x: [*SPLITS, x[0]].index(x[0])
-        )
+        for split, some in found.items()
+        if some
     )
-    if all(len(some) == 1 for some in stated) and {*splits} == {*SPLITS}:
+    if {*splits} == {*SPLITS}:
         say(f"data: splits by name: {listing}")
         return splits
-    if len(files) > 1 and {*SPLITS[1:]} & set().union(*stated):
+    if len(files) > 1 and {"valid", "test"} & {*" ".join(splits).split()}:
         raise UserError(
             f"data.path={path!r} has names of splits ({listing}): give train, valid "
             "and test and nothing else (valid can be the last lines of train), or "

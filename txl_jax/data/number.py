@@ -93,23 +93,19 @@ def read(path: Path, dtype: str) -> Iterator[bytes]:
 
 def _open(path: Path, dtype: str) -> np.ndarray:
     """Returns the array of a file, which is memory-mapped."""
-    if (is_bare := path.suffix == ".bin") and not dtype:
-        raise UserError(f"{path} has bare numbers: state their data.dtype")
     try:
         with reading(path):
-            if is_bare:
+            if path.suffix == ".bin":
                 return np.memmap(path, np.dtype(dtype).newbyteorder("<"), "r")
             array = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError) as error:
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise ValueError(f"it has the shape {array.shape} of {array.dtype}")
+    except (ValueError, TypeError, EOFError) as error:
         raise UserError(
-            f"{path} is neither a .npy file nor a .bin of data.dtype={dtype!r} "
-            f"({error}): write numbers with numpy.save"
+            f"{path} is not one sequence of integers in a .npy file, or in a .bin of "
+            f"data.dtype={dtype!r} ({error}): write it with numpy.save, or set "
+            "data.dtype"
         ) from error
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise UserError(
-            f"{path} has the shape {array.shape} and the dtype {array.dtype}: save one "
-            "sequence of integers in each file"
-        )
     return array
 
 
@@ -140,8 +136,7 @@ def open_numbers(
     Splits are those that names of files state, or a cut 90/5/5. document_end: see
     DataConfig; it is a number.
     """
-    field = "data.document_end"
-    end = field, parse(document_end, field)
+    end = ("data.document_end", parse(document_end, "data.document_end"))
     paths = files.corpus_files(path)
     names = files.named_splits(path, paths) or [""] * len(paths)
     arrays: dict[str, list[tuple[str, np.ndarray]]] = {}

@@ -20,6 +20,7 @@ SPLIT_NAMES |= {"training": "train", "testing": "test"}
 VOCABULARIES = ("byte", "char", "word", "subword", "number")
 DTYPES = tuple("uint8 uint16 uint32 uint64 int8 int16 int32 int64".split())
 OWN = "corpus"  # the kind of vocabulary that the corpus's published results use
+AGAIN = "delete it and prepare again"  # what to do with damaged data
 SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
 
 

@@ -11,9 +11,9 @@ from txl_jax.runtime.storage import Json
 
 UNKNOWN = ("<unk>", "<UNK>")  # of WikiText and of One Billion Word
 
-WORD_BYTES = 16 << 20  # a longer word is an error
 LINE_BYTES = 1 << 20  # a longer line is cut at the last space before this
 
+CONTINUATIONS = bytes(range(0x80, 0xC0))  # of a character that has begun
 _SPACE = np.zeros(256, bool)
 _SPACE[list(b" \t\n\r\v\f")] = True
 
@@ -41,7 +41,7 @@ class NotUTF8(UserError):
             f"{name} is not UTF-8 at byte {offset}: convert it to UTF-8, or set "
             "data.vocab='byte', which takes any bytes"
         )
-        self.offset = offset
+        self.name, self.offset = name, offset
 
 
 @dataclass
@@ -97,13 +97,7 @@ def words(blocks: Iterable[bytes], name: str) -> Iterator[str]:
     """Yields text cut after white space."""
 
     def after_space(data: bytes) -> int:
-        stop = max(data.rfind(b"\n"), data.rfind(b" "), data.rfind(b"\t")) + 1
-        if not stop and len(data) > WORD_BYTES:
-            raise UserError(
-                f"{name} has a word of more than {WORD_BYTES:,} bytes: put white space "
-                "between its words, or set data.vocab='char' or 'byte'"
-            )
-        return stop
+        return max(data.rfind(b"\n"), data.rfind(b" "), data.rfind(b"\t")) + 1
 
     return _cut(blocks, name, after_space)
 
@@ -124,12 +118,8 @@ def lines(blocks: Iterable[bytes], name: str) -> Iterator[str]:
 
 def _last_character(data: bytes) -> int:
     """Returns the start of the last character if the next block may continue it."""
-    for back in range(1, min(4, len(data)) + 1):
-        if data[-back] >= 0xC0:
-            return len(data) - back
-        if data[-back] < 0x80:
-            break
-    return len(data)
+    start = len(data.rstrip(CONTINUATIONS)) - 1
+    return start if start >= 0 and data[start] >= 0xC0 else len(data)
 
 
 def _cut(

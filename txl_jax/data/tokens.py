@@ -19,24 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import AcquireReturnProxy, FileLock
+from filelock import FileLock
 
 from txl_jax.data import corpora
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.encode import Encoder, Recipe, resolve
-from txl_jax.data.options import OWN, SPLITS, DataConfig
+from txl_jax.data.options import AGAIN, OWN, SPLITS, DataConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
 from txl_jax.report.progress import waiting
 from txl_jax.runtime import distributed, programs, storage
-from txl_jax.runtime.storage import DAMAGE, Json, refusing_damage
+from txl_jax.runtime.storage import Json, refusing_damage
 
 MANIFEST = "manifest.json"
 RemotePath = Any  # an `epath.Path`, whose module only gs:// needs
 VOCAB = "vocab.json"
-FIX = "delete the folder and prepare again"
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,9 @@ class Tokens:
         """Returns a read-only memory map of a split, whose checksum is verified."""
         path = self.folder / f"{name}.bin"
         digest = _digest(path, path.stat().st_mtime_ns)
-        if digest != self.manifest["splits"][name]["sha256"]:
-            raise UserError(f"{path} has changed since it was prepared: {FIX}")
+        with refusing_damage(self.folder, AGAIN):
+            if digest != self.manifest["splits"][name]["sha256"]:
+                raise ValueError(f"{path.name} has changed since it was prepared")
         return np.memmap(path, self.vocab.dtype, "r")
 
     def denominators(self, name: str) -> dict[str, int]:
@@ -87,11 +87,12 @@ def _roots(config: DataConfig) -> tuple[Path, RemotePath | None]:
     """Returns the local data_dir, and the one on gs:// or None."""
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"  # as in TFDS
     data_dir = config.data_dir or default
-    storage.require_unicode(data_dir, "data.data_dir")
     if "://" not in data_dir:
         return Path(data_dir).expanduser().absolute(), None
+    # A folder of this host mirrors the remote one.
+    name = hashlib.sha256(data_dir.rstrip("/").encode()).hexdigest()[:16]
     remote = storage.remote_path(data_dir, "data.data_dir")
-    return _local_root(data_dir), remote
+    return programs.user_cache() / name, remote
 
 
 def prepare(config: DataConfig, vocab: Vocab | None = None) -> Tokens:
@@ -127,13 +128,19 @@ def _prepare(config: DataConfig) -> Tokens:
     recipe, vocab = resolve(config, source.corpus, published)
     name = f"txl_jax/{source.name}/{source.corpus.version}/{recipe.folder}"
     folder = root / name
-    manifest = ""
+    manifest = ""  # the remote one, if that is complete
     if remote:
         remote /= name
-        manifest = _read_manifest(remote)
+        with _reporting("read", remote):
+            path = remote / MANIFEST
+            manifest = path.read_text() if path.exists() else ""
     try:
         if not _is_complete(folder, manifest):
-            with _lock(root / "txl_jax" / f"{source.name}.lock"):
+            lock = root / "txl_jax" / f"{source.name}.lock"
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with waiting(f"data: waiting for another process to prepare {lock.stem}"):
+                held = FileLock(lock).acquire()
+            with held:
                 if _is_complete(folder, manifest):
                     pass  # made by the process that held the lock
                 elif manifest:
@@ -159,21 +166,13 @@ def _is_complete(folder: Path, manifest: str) -> bool:
 
 def load(folder: Path) -> Tokens:
     """Opens prepared tokens."""
-    with refusing_damage(folder, FIX):
+    with refusing_damage(folder, AGAIN):
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        vocab = vocabulary.load(folder / VOCAB, FIX)
         if manifest["files"][VOCAB] != checksum(folder / VOCAB):
             raise ValueError(f"{VOCAB} is another file")
         for name in SPLITS:
             (folder / f"{name}.bin").stat()
-    return Tokens(folder, vocab, manifest)
-
-
-def _lock(path: Path) -> AcquireReturnProxy:
-    """Waits for the lock of a corpus; the system releases it when the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with waiting(f"data: waiting for another process that prepares {path.stem}"):
-        return FileLock(path).acquire()
+    return Tokens(folder, vocabulary.load(folder / VOCAB), manifest)
 
 
 def _make(
@@ -231,12 +230,6 @@ def _replacing(folder: Path) -> Iterator[Path]:
     storage.sync(folder.parent)
 
 
-def _local_root(data_dir: str) -> Path:
-    """Returns the folder of this host that mirrors a remote data_dir."""
-    name = hashlib.sha256(data_dir.rstrip("/").encode()).hexdigest()[:16]
-    return programs.user_cache() / name
-
-
 @contextlib.contextmanager
 def _reporting(verb: str, remote: RemotePath) -> Iterator[None]:
     try:
@@ -250,26 +243,17 @@ def _reporting(verb: str, remote: RemotePath) -> Iterator[None]:
         ) from error
 
 
-def _read_manifest(remote: RemotePath) -> str:
-    """Returns the text of the remote manifest, "" if nothing is complete."""
-    path = remote / MANIFEST
-    with _reporting("read", remote):
-        return path.read_text() if path.exists() else ""
-
-
 def _fetch(remote: RemotePath, manifest: str, folder: Path) -> None:
     """Copies the files that the manifest lists to a folder, and verifies them."""
     say(f"data: copying {remote} to {folder.parent}")
-    try:
-        for name, expected in json.loads(manifest)["files"].items():
-            with _reporting("read", remote):
-                (remote / name).copy(folder / name)
+    with refusing_damage(remote, AGAIN):
+        files = json.loads(manifest)["files"]
+    for name, expected in files.items():
+        with _reporting("read", remote):
+            (remote / name).copy(folder / name)
+        with refusing_damage(remote, AGAIN):
             if (digest := checksum(folder / name)) != expected:
-                raise ValueError(f"{name} has SHA-256 {digest} instead of {expected}")
-    except DAMAGE as error:
-        raise UserError(
-            f"{remote} is damaged ({error}): delete the folder and prepare again"
-        ) from error
+                raise ValueError(f"{name} has SHA-256 {digest}, not {expected}")
     (folder / MANIFEST).write_text(manifest, "utf-8")
 
 

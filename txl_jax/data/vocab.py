@@ -1,5 +1,6 @@
 """Vocabularies: text to tokens and back (section 4.1 uses bytes and words)."""
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -16,9 +17,8 @@ from txl_jax.data.number import NumberVocab
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.text import token_dtype
 from txl_jax.data.word import Lines, WordVocab
-from txl_jax.errors import UserError, prefixed, require_one_of
+from txl_jax.errors import UserError, prefixed
 from txl_jax.report.log import say
-from txl_jax.runtime import storage
 from txl_jax.runtime.storage import DAMAGE, Json
 
 # Tokens on which the text of the next one may depend: a character has at most four
@@ -70,24 +70,24 @@ class CharVocab:
         if self.of_bytes:
             # Python decodes other bytes of a command line as surrogates.
             data = text.encode("utf-8", errors="surrogateescape")
-            return self._look_up(np.frombuffer(data, np.uint8), self._table())
-        return self._look_up(_points(text), self._table())
+            return self._look_up(np.frombuffer(data, np.uint8))
+        return self._look_up(_points(text))
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
         """Yields the tokens of a whole split."""
-        table = self._table()
         for points in code_points(blocks, name, self.of_bytes):
             with prefixed(name):
-                tokens = self._look_up(points, table)
+                tokens = self._look_up(points)
             yield tokens
 
+    @functools.cached_property
     def _table(self) -> np.ndarray:
         table = np.full(256 if self.of_bytes else 0x110000, -1, np.int32)
         table[_points(self.symbols)] = np.arange(len(self))
         return table
 
-    def _look_up(self, points: np.ndarray, table: np.ndarray) -> np.ndarray:
-        tokens = table[points]
+    def _look_up(self, points: np.ndarray) -> np.ndarray:
+        tokens = self._table[points]
         if len(tokens) and tokens.min() < 0:
             point = int(points[tokens < 0][0])
             symbol = f"byte {point}" if self.of_bytes else f"character {chr(point)!r}"
@@ -197,7 +197,6 @@ def dumps(vocab: Vocab) -> str:
 def loads(text: str) -> Vocab:
     """Returns the vocabulary of `dumps`; raises an error of DAMAGE or UserError."""
     state = json.loads(text)
-    require_one_of(state["kind"], list(VOCABULARIES), "kind")
     return VOCABULARIES[state["kind"]](state)
 
 
@@ -206,12 +205,15 @@ def save(vocab: Vocab, path: Path) -> None:
     path.write_text(dumps(vocab) + "\n", "utf-8")
 
 
-def load(path: Path, fix: str = "restore it") -> Vocab:
-    """Reads a vocabulary that `save` wrote; `fix` ends the message of a UserError."""
+def load(path: Path) -> Vocab:
+    """Reads a vocabulary that `save` wrote; raises UserError if it is damaged."""
     try:
         return loads(path.read_text("utf-8"))
     except (*DAMAGE, OSError, UserError) as error:
-        raise UserError(f"{path} is not a vocabulary ({error}): {fix}") from error
+        raise UserError(
+            f"{path} is not a vocabulary ({error}): restore it from a backup, or train "
+            "there again, which rewrites it"
+        ) from error
 
 
 def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
@@ -221,9 +223,7 @@ def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
     word at the start of each line, for `from_words`.
     """
     field = f"data.vocab_path={str(path)!r}"
-    fix = "give a tokenizer.json, a vocab.json or a word list"
-    if not storage.is_remote(path):
-        require_regular(path, "data.vocab_path")
+    require_regular(path, "data.vocab_path")
     try:
         data = path.read_bytes()
         text = data[text_start(data, field) :].decode("utf-8")
@@ -231,19 +231,15 @@ def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
             state = json.loads(text)
             if "model" in state:
                 return SubwordVocab.read(text, field)
-            if "kind" not in state:
-                raise UserError(
-                    f"{field} is not a vocab.json of a run: give the tokenizer.json "
-                    "beside it, or its words in the order of their ids, one per line"
-                )
             return loads(text)
         # str.splitlines would split words that contain other line ends of Unicode.
         firsts = (line.split()[0] for line in text.split("\n") if line.strip())
         # One Billion Word's published list has <S> twice; the paper's code uses one.
         words = [*dict.fromkeys(firsts)]
-    except OSError as error:
-        raise UserError(f"{field} cannot be read ({error.strerror}): {fix}") from None
-    except DAMAGE as error:
-        raise UserError(f"{field} is not a vocabulary ({error}): {fix}") from error
+    except (*DAMAGE, OSError) as error:
+        raise UserError(
+            f"{field} is not a vocabulary ({error}): give a tokenizer.json, the "
+            "vocab.json of a run or a list of words"
+        ) from error
     with prefixed(field):
         return from_words(words)

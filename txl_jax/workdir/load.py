@@ -35,8 +35,6 @@ from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
 from txl_jax.workdir.released import check_config, packaged
 
-RESTORE_VOCAB = "restore it from a backup, or train here again, which rewrites it"
-
 
 class Loaded(NamedTuple):
     """A trained model: `model.apply({"params": params}, tokens_BL, memory)`."""
@@ -67,7 +65,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
         vocab = released.vocab
     else:
         saved = configs.parse(configs.load_json(workdir / CONFIG))
-        vocab = vocabulary.load(workdir / VOCAB, RESTORE_VOCAB)
+        vocab = vocabulary.load(workdir / VOCAB)
     config = config or saved
     check_same_run(workdir, saved, dataclasses.replace(saved, model=config.model))
     config = fit_vocab(config, vocab)
@@ -193,7 +191,7 @@ def _fill_in(params: Params, config: Config, like: Params) -> Params:
 
 def _load_fitting(source: Path, config: Config, vocab: Vocab, mesh: Mesh) -> Params:
     saved = configs.parse(configs.load_json(source / CONFIG))
-    if vocabulary.load(source / VOCAB, RESTORE_VOCAB).to_json() != vocab.to_json():
+    if vocabulary.load(source / VOCAB).to_json() != vocab.to_json():
         raise UserError(
             "its vocabulary is not this run's: use it with "
             f"data.vocab_path={str(source / VOCAB)!r}"
