@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import datetime
 import functools
+import itertools
 import statistics
 import sys
 import tempfile
@@ -43,8 +44,11 @@ Measure = Callable[[], Row]
 SECONDS, REPEATS = 0.8, 3  # a repetition takes at least so long
 PRINTED = 25  # kernels of a profile
 # Shapes B, H, L, M, A and R of the checks: training, and evaluation with clamped
-# distances, both of `enwik8`.
-SHAPES = ((2, 8, 512, 512, 64, 1024), (2, 8, 80, 2100, 64, 821))
+# distances, both of `enwik8`, and sizes all of which `cudnn` pads.
+SHAPES = (
+    *((2, 8, 512, 512, 64, 1024), (2, 8, 80, 2100, 64, 821)),
+    (2, 4, 77, 114, 41, 191),
+)
 TINY_SHAPES = ((2, 2, 6, 4, 8, 10), (2, 2, 6, 8, 8, 5))
 # The largest error of an array by its largest element, with the products of float32
 # exact, then as the device computes them. Distances are clamped only in evaluation, so
@@ -192,8 +196,8 @@ def check_kernel(part: Row) -> Measure:
     """
     kernel, result = dispatch.KERNELS[part["kernel"]], {"errors": {}}
     half = part["kernel"] == "cudnn"  # without float32, and without dropout
-    absent, rate = ("bias_HR",), 0.0 if half else 0.1
-    for shape in TINY_SHAPES if part["tiny"] else SHAPES:
+    shapes, absent = TINY_SHAPES if part["tiny"] else SHAPES, ("bias_HR",)
+    for shape, rate in itertools.product(shapes, (0.0,) if half else (0.1, 0.0)):
         with jax.default_device(jax.devices("cpu")[0]):
             exact = check.make_operands(shape, "float32", absent, rate)
             expected = check.differentiate(xla.rel_attention, exact)
