@@ -72,7 +72,7 @@ def plan(machine: Row, args: argparse.Namespace) -> list[Part]:
     """Returns the parts, the most important ones first."""
     cpu = machine["platform"] == "cpu"
     common = {"dtype": "float32" if cpu else "bfloat16", "tiny": args.tiny}
-    first, *others = [
+    trainings: list[list[Part]] = [
         [
             {"task": "train", **each, "kernel": kernel, "unroll": unroll}
             for kernel in kernels(machine, each["experiment"] in HAVE_DROPATT)
@@ -82,7 +82,7 @@ def plan(machine: Row, args: argparse.Namespace) -> list[Part]:
         if not cpu or each["experiment"] in ON_CPU
     ]
     parts = [{"task": "check", "kernel": kernel} for kernel in kernels(machine)]
-    parts += first
+    parts += trainings[0]
     if not cpu:
         every = kernels(machine)
         parts += [{"task": "evaluate", **EVALUATION, "kernel": name} for name in every]
@@ -94,7 +94,7 @@ def plan(machine: Row, args: argparse.Namespace) -> list[Part]:
             for kernel in ("eager", "torch.compile")
             for task in sizes
         ]
-    parts += itertools.chain(*others)
+    parts += itertools.chain(*trainings[1:])
     parts = [part | common | {"trace": args.trace} for part in parts]
     return [part for part in parts if args.only in title(part)]
 
