@@ -40,9 +40,9 @@ def test_reads_every_dtype_and_refuses_others() -> None:
     with np.load(GOLDEN / "kinds.npz") as file:
         expected = dict(file)
     others = {
-        "float64": "float64 has .* data type 2, not",
-        "string": "string has .* data type 7, not",
-        "partitioned": "partitioned has 0 bytes, not the size",
+        "float64": "float64 has .* data type 2",
+        "string": "string has .* data type 7",
+        "partitioned": "partitioned in .* does not match its checksum",
     }
     result = tensorflow.read_variables(GOLDEN / "kinds", tuple(others))
     assert result["bfloat16"].dtype == ml_dtypes.bfloat16
@@ -76,7 +76,7 @@ def test_a_missing_file_is_named(prefix: Path) -> None:
     with refused("No such file .*data-00001-of-00002'"):
         tensorflow.read_variables(prefix)
     checkpoint = prefix.parent / "checkpoint"
-    for text in ("", "model_checkpoint_path: ckpt-0", "\xff", None):
+    for text in ("model_checkpoint_path: ckpt-0", "\xff", None):
         checkpoint.unlink() if text is None else checkpoint.write_text(text, "latin-1")
         with refused("no file '.*model.index': give .* whose file 'checkpoint'"):
             tensorflow.read_variables(prefix.parent)
@@ -135,9 +135,8 @@ def entry(*more: bytes) -> tuple[bytes, bytes]:
     "records, match",
     [
         ([HEADER, (b"x", b"\x0b")], "cannot read"),  # an unknown kind of field
-        ([HEADER, entry(field(4, 2**62))], "is truncated within x"),
-        ([HEADER, entry(field(5, 20))], r"x has 20 bytes, not .* \(2, 3\) float32"),
-        ([HEADER, entry(shape(*[2**62] * 3001))], "x has 24 bytes, not the size"),
+        ([HEADER, entry(field(4, 2**62))], "x in .* does not match its checksum"),
+        ([HEADER, entry(shape(*[2**62] * 3001))], "cannot read"),
         # A slice of another variable is skipped.
         ([HEADER, (b"\0\1slice", entry()[1]), entry()], ""),
     ],

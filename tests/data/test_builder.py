@@ -116,8 +116,7 @@ def test_unpacked_files_are_verified(
     with refused(f"wiki.valid.tokens is .* a different file: .*{members[1].digest}"):
         read(wikitext, tmp_path)
     (place / "wiki.train.tokens").unlink()
-    # No host has it, so a download would give another message.
-    with refused("some files of corpus 'wikitext2' and lacks wikitext-2/wiki.train"):
+    with refused("cannot download wikitext-2-v1.zip"):
         read(wikitext, tmp_path)
 
 

@@ -37,11 +37,9 @@ Split = Callable[..., Splits]
 
 @pytest.fixture
 def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
-    """A function that returns the splits of a corpus."""
+    """A function that returns the splits of the user's files."""
 
-    def split(name: str, path: Path | str = "", document_end: str = "") -> Splits:
-        if name == "stdlib":
-            return split_stdlib()
+    def split(path: Path | str, document_end: str = "") -> Splits:
         return split_text(str(path), tmp_path_factory.mktemp("scratch"), document_end)
 
     return split
@@ -66,9 +64,9 @@ def test_cut_and_blocks_agree_with_slices(tmp_path: Path) -> None:
         assert 0 < len(result[-1]) <= block_size
 
 
-def test_stdlib_splits_are_whole_files_in_the_stated_proportions(split: Split) -> None:
+def test_stdlib_splits_are_whole_files_in_the_stated_proportions() -> None:
     assert find(DataConfig(), Path()).name.startswith("stdlib-3.")
-    splits = split("stdlib")
+    splits = split_stdlib()
     for ranges in splits.values():
         names = [part.path.as_posix() for part in ranges]
         assert names == sorted(names)
@@ -104,7 +102,7 @@ def test_named_splits_of_a_text_are_used(
         write(tmp_path / name, pack.compress(text) if pack else text)
     write(tmp_path / ".hidden", b"no")
     for path in (tmp_path, f"{tmp_path}/**"):
-        assert {k: joined(v) for k, v in split("text", path).items()} == expected
+        assert {k: joined(v) for k, v in split(path).items()} == expected
 
 
 @pytest.mark.parametrize(
@@ -128,9 +126,9 @@ def test_names_of_some_splits_are_refused(
         (tmp_path / name).write_bytes(b"x" * 100)
     if listing:
         with refused(rf"{listing}.*\): give train, valid and test"):
-            split("text", tmp_path)
+            split(tmp_path)
     else:
-        assert size(split("text", tmp_path)["train"]) >= 90
+        assert size(split(tmp_path)["train"]) >= 90
 
 
 def test_runs_and_prepared_copies_are_no_text(tmp_path: Path) -> None:
@@ -164,7 +162,7 @@ def test_files_start_on_lines_of_their_own(tmp_path: Path, split: Split) -> None
     parts = [b"four alpha", b"beta", b"gamma", b"5" * 99]
     joint = {"": b"\n".join(parts), "<eod>": b"\n<eod>\n".join([*parts, b""])}
     for end, expected in joint.items():
-        splits = split("text", tmp_path, end)
+        splits = split(tmp_path, end)
         assert b"".join(joined(splits[name]) for name in SPLITS) == expected
 
 
@@ -179,7 +177,7 @@ def test_text_joins_sorted_files_and_cuts_at_line_ends(
         write(tmp_path / name, pack.compress(text) if pack else text)
     write(tmp_path / ".git" / "secret", b"not this\n" * 99)
     expected = {"train": lines[:270], "valid": lines[270:285], "test": lines[285:]}
-    for name, ranges in split("text", tmp_path).items():
+    for name, ranges in split(tmp_path).items():
         assert joined(ranges) == b"".join(expected[name])
 
 
@@ -199,7 +197,7 @@ def test_a_late_line_end_moves_a_cut_by_at_most_one_split(
     tmp_path: Path, split: Split, text: bytes, lengths: tuple[int, ...]
 ) -> None:
     (tmp_path / "text").write_bytes(text)
-    splits = split("text", tmp_path / "text")
+    splits = split(tmp_path / "text")
     assert tuple(size(splits[name]) for name in SPLITS) == lengths
     assert b"".join(joined(splits[name]) for name in SPLITS) == text
 
@@ -251,4 +249,4 @@ def test_other_formats_are_refused(
 ) -> None:
     write(tmp_path / name, content)
     with refused(f"{name} is {message}"):
-        split("text", tmp_path / name)
+        split(tmp_path / name)

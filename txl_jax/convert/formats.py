@@ -89,13 +89,12 @@ def read_nvidia(source: str, data: DataConfig, _: Stated) -> Source:
         raise UserError(
             f"{path} is not a checkpoint of NVIDIA's code: {error!r}"
         ) from error
-    if data.vocab_path:
-        vocab, file = _find_vocab(data)
-    else:
-        vocab, file = vocab_from_pickle(saved.get("vocab"), path, data), path
-    step = saved.get("train_step")
-    step = step if type(step) is int else 1
-    return Source(model, params, vocab, step, [*dict.fromkeys((path, file))])
+    step = saved.get("train_step", 1)
+    if not data.vocab_path:
+        vocab = vocab_from_pickle(saved.get("vocab"), path, data)
+        return Source(model, params, vocab, step, [path])
+    vocab, file = _find_vocab(data)
+    return Source(model, params, vocab, step, [path, file])
 
 
 FORMATS: dict[str, Callable[[str, DataConfig, Stated], Source]] = {

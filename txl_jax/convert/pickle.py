@@ -17,7 +17,6 @@ import numpy as np
 from txl_jax.errors import UserError
 from txl_jax.runtime.storage import one_line
 
-UNREADABLE = "was not written by torch.save or pickle, or is damaged"
 DTYPES = {"Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": ml_dtypes.bfloat16}
 DTYPES |= {"Long": "i8", "Int": "i4", "Short": "i2", "Char": "i1"}
 DTYPES |= {"Byte": "u1", "Bool": "u1"}
@@ -118,4 +117,7 @@ def read(path: Path) -> Value:
                 storage.view("u1").data[:] = source.read(8 + storage.nbytes)[8:]
             return main.value
     except Exception as error:  # hostile files cause errors of many types
-        raise UserError(f"{path} {UNREADABLE}: {one_line(error)}") from error
+        raise UserError(
+            f"{path} was not written by torch.save or pickle, or is damaged: "
+            f"{one_line(error)}"
+        ) from error

@@ -61,8 +61,11 @@ class Keys:
         expected = str(dims).replace("'", "")
         array = self.remaining.get(self.rename(name), np.zeros((), "O"))
         shape = array.shape
-        fits = [n == dim or (n and isinstance(dim, str)) for n, dim in zip(shape, dims)]  # noqa: B905
-        if len(shape) != len(dims) or not all(fits) or array.dtype.name not in FLOATS:
+        fits = len(shape) == len(dims) and all(
+            n == dim or (n and isinstance(dim, str))
+            for n, dim in zip(shape, dims, strict=True)
+        )
+        if not fits or array.dtype.name not in FLOATS:
             found = f"is {array.dtype} {shape}" if name in self else "is missing"
             raise UserError(
                 f"{self.rename(name)} {found}: expected floats of shape {expected}"

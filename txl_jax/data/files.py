@@ -126,8 +126,6 @@ def split_text(path: str, scratch: Path, document_end: str = "") -> Splits:
             with reading(file), file.open("rb") as opened:
                 start = text_start(opened.read(HEAD), file)
             texts.append(dataclasses.replace(whole(file), start=start))
-    if not size(texts):
-        raise UserError(f"data.path={path!r} has no text: all its files are empty")
     if not splits:
         return cut_by_lines(_join(texts, scratch, document_end))
     parts: dict[str, list[ByteRange]] = {split: [] for split in SPLITS}

@@ -123,8 +123,3 @@ class SubwordVocab:
     def to_json(self) -> Json:
         """Returns the content of a vocabulary's file: the whole tokenizer."""
         return {"kind": self.kind, "tokenizer": json.loads(self.tokenizer.to_str())}
-
-    @classmethod
-    def from_json(cls, state: Json) -> "SubwordVocab":
-        """Returns the vocabulary of a JSON object that `to_json` returned."""
-        return cls.read(json.dumps(state["tokenizer"]), "the saved vocabulary")

@@ -140,7 +140,7 @@ VOCABULARIES: dict[str, Callable[[Json], Vocab]] = {
     "byte": lambda _: ByteVocab(),
     "char": lambda x: CharVocab("".join(x["symbols"]), x["of_bytes"]),
     "word": lambda x: WordVocab(x["words"], Lines(*(x[y] for y in Lines._fields))),
-    "subword": SubwordVocab.from_json,
+    "subword": lambda x: SubwordVocab.read(json.dumps(x["tokenizer"]), "tokenizer"),
     "number": lambda x: NumberVocab(x["size"]),
 }
 
