@@ -55,6 +55,8 @@ def draw_samples(
     by piece, and several samples one after the other.
     """
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.generate
+    if options.context_tokens:
+        tokens = tokens or prepare(config.data, vocab, loaded.trained_on)
     prompts = find_prompts(config, vocab, tokens)
     arrays = options.output.endswith(".npy")
     if arrays and (vocab.kind != NumberVocab.kind or len({*map(len, prompts)}) > 1):
@@ -94,9 +96,9 @@ def find_prompts(
     config: Config, vocab: Vocab, tokens: Tokens | None
 ) -> list[np.ndarray]:
     """Returns the tokens that each sample continues; raises UserError."""
-    if not config.generate.context_tokens:
+    if not (config.generate.context_tokens and tokens):
         return texts.read_prompts(config.generate, vocab)
-    text_T = (tokens or prepare(config.data, vocab)).split(config.eval.split)
+    text_T = tokens.split(config.eval.split)
     return texts.draw_contexts(config.generate, text_T, config.eval.split)
 
 

@@ -49,7 +49,7 @@ SCORES = ("nll", "ppl", "bpc", "tokens", "cold_tokens", "seconds")
 def evaluate_model(loaded: Loaded, workdir: Path) -> Json:
     """Evaluates a trained model as its `eval` section describes."""
     config = loaded.config
-    tokens = prepare(config.data, loaded.vocab)
+    tokens = prepare(config.data, loaded.vocab, loaded.trained_on)
     if config.eval.cold_start:
         return evaluate_cold_start(loaded, tokens, workdir)
     if config.eval.sweep:

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,15 @@ def _roots(config: DataConfig) -> tuple[Path, RemotePath | None]:
     return programs.user_cache() / name, remote
 
 
-def prepare(config: DataConfig, vocab: Vocab | None = None) -> Tokens:
+def prepare(
+    config: DataConfig,
+    vocab: Vocab | None = None,
+    trained_on: Mapping[str, str] | None = None,
+) -> Tokens:
     """Prepares the tokens of a corpus unless they exist, and returns them.
 
-    Raises UserError if `vocab`, that of the model to read them with, is another one.
+    vocab, trained_on: the vocabulary of the model to read them with, and the SHA-256 of
+    the splits of its own corpus, if they are known. Raises UserError for others.
 
     With several processes the first one prepares the corpus, then those that do not
     share its disk. A signal stops the preparation immediately; the next run continues
@@ -111,6 +116,13 @@ def prepare(config: DataConfig, vocab: Vocab | None = None) -> Tokens:
             "the model has another vocabulary than the corpus: set data.vocab_path to "
             f"the vocab.json of its workdir, data.vocab to {OWN!r} and data.vocab_size "
             "to 0"
+        )
+    sha256 = {name: each["sha256"] for name, each in tokens.manifest["splits"].items()}
+    if trained_on and trained_on != sha256:
+        raise UserError(
+            f"the model was trained on another version of corpus {config.corpus!r}, so "
+            "it may have seen what would be read: restore the version of its run.json, "
+            "or score other texts with the mode score"
         )
     return tokens
 

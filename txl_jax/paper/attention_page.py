@@ -42,7 +42,8 @@ TITLES = {
 def run(loaded: Loaded, workdir: Path) -> Json:
     """Maps the attention over part of a split; writes pictures and a page."""
     config, split = loaded.config, loaded.config.eval.split
-    tokens = prepare(config.data, loaded.vocab).split(split)
+    corpus = prepare(config.data, loaded.vocab, loaded.trained_on)
+    tokens = corpus.split(split)
     warn_of_rotations(config, most=config.eval.mem_len)  # keys of every target
     maps = make_maps(loaded, tokens)
     result = {"step": loaded.step, "split": split, **summarize(maps)}

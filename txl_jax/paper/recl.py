@@ -28,7 +28,7 @@ from txl_jax.checkpoint.manifest import checksums
 from txl_jax.config import Config, load_json, override, parse
 from txl_jax.data import vocab
 from txl_jax.data.tokens import prepare
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, prefixed
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import ShowProgress
@@ -44,6 +44,7 @@ from txl_jax.report.progress import Progress
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import check_streams
 from txl_jax.workdir import load
+from txl_jax.workdir.claim import read_run, trained_on
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
 from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
@@ -110,7 +111,9 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
         for field, value in overrides.items():
             override(fields, field, value)
         parsed = parse(fields)
-        tokens = prepare(parsed.data, vocab.load(folder / VOCAB))
+        own = trained_on(folder, read_run(folder))
+        with prefixed(folder):
+            tokens = prepare(parsed.data, vocab.load(folder / VOCAB), own)
         split = parsed.eval.split
         sha256 = tokens.manifest["splits"][split]["sha256"]
         members.append(Member(folder, parsed, tokens.split(split), sha256))

@@ -90,3 +90,10 @@ def read_run(workdir: Path) -> Json:
         if not isinstance(run, dict):
             raise ValueError("it is not a JSON object")
         return run
+
+
+def trained_on(workdir: Path, run: Json) -> dict[str, str]:
+    """Returns the SHA-256 of the splits that a run read, {} of an imported model."""
+    with refusing_damage(workdir / RUN):
+        splits = run.get("data", {}).get("splits", {})
+        return {name: entry["sha256"] for name, entry in splits.items()}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from txl_jax.runtime import storage
 from txl_jax.sharding.mesh import nearest_mesh
 from txl_jax.sharding.rules import shardings
 from txl_jax.update.init import abstract_params, init_params
-from txl_jax.workdir.claim import check_same_run
+from txl_jax.workdir.claim import check_same_run, read_run, trained_on
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CONFIG, VOCAB, find
 from txl_jax.workdir.released import check_config, packaged
@@ -45,6 +46,7 @@ class Loaded(NamedTuple):
     config: Config
     step: int
     mesh: Mesh
+    trained_on: Mapping[str, str] = {}  # SHA-256 of its corpus's splits, if known
 
 
 def load(workdir: str | Path, config: Config | None = None) -> Loaded:
@@ -79,7 +81,9 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
         say(f"the run's mesh {own} does not fit this machine: reading on {new}")
         config = dataclasses.replace(config, mesh=near)
         mesh = fit_mesh(config)
-    return load_fitted(workdir, config, vocab, mesh, released)
+    splits = trained_on(workdir, released.origin if released else read_run(workdir))
+    loaded = load_fitted(workdir, config, vocab, mesh, released)
+    return loaded._replace(trained_on=splits)
 
 
 def load_fitted(
