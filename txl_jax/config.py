@@ -187,6 +187,8 @@ FREE = select("""
     model.dropout,dropatt,variational,word_dropout,init_std,proj_init_std,norm_init_std
     model.dtype,kernel,remat_policy,unroll
 """)
+# A trained model may be read with another value of these.
+READ = select("model.retrieval_len,retrieval_top_k,compressed_len")
 # A run with train.init_from takes these from its source.
 INHERITED = select("model data.vocab,vocab_path,vocab_size")
 # Files and devices of this machine, which are not released with a model.

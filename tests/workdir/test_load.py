@@ -18,6 +18,7 @@ from txl_jax.data.streams import Position
 from txl_jax.data.vocab import CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.evaluate.options import EvalConfig
+from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -37,6 +38,7 @@ def write_run(
     asgd_from: int = 0,
     model: ModelConfig = tiny.CONFIG,
     mesh: MeshConfig = MESH,
+    params: dict[int, Any] = PARAMS,
 ) -> Path:
     """Writes a workdir with two checkpoints, which lack the state of the optimizer.
 
@@ -50,9 +52,9 @@ def write_run(
     vocabulary.save(VOCAB, workdir / "vocab.json")
     with save_restore.Checkpoints(workdir) as manager:
         for number, step in enumerate((BEST, NEWEST), start=1):
-            items = {"params": PARAMS[number]}
+            items = {"params": params[number]}
             if asgd_from:
-                items["average"] = PARAMS[number + 2]
+                items["average"] = params[number + 2]
             manager.save_items(step, items, Position(), float(step))
     return workdir
 
@@ -152,6 +154,29 @@ def test_a_start_from_a_run_without_a_store(
     assert "initialized retrieval_gate, which the source's model lacks" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    "trained, read",
+    [
+        (tiny.COMPRESSED, {"compressed_len": 6}),
+        (STORE, {"retrieval_len": 12, "retrieval_top_k": 3}),
+    ],
+)
+def test_an_evaluation_with_another_memory(
+    tmp_path: Path, trained: dict[str, Any], read: dict[str, int]
+) -> None:
+    model = tiny.config(**trained)
+    params = dict.fromkeys((1, 2), tiny.make_params(model))
+    run = write_run(tmp_path / "run", model=model, params=params)
+    config = configs.parse(configs.load_json(run / "config.json"))
+    changed = dataclasses.replace(config.model, **read)
+    options = EvalConfig(mem_len=5, tgt_len=4)
+    config = dataclasses.replace(config, model=changed, eval=options)
+    loaded = restore.load(run, config)
+    evaluate = make_evaluate(loaded.config.model, options, loaded.mesh)
+    (text_T,) = tiny.make_tokens(1, 200)
+    assert evaluate(loaded.params, text_T, tiny.silent)["nll"] > 0
 
 
 def test_no_start_without_source_or_on_resume(runs: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 from txl_jax import config as configs
@@ -31,12 +32,14 @@ def check_trainable(workdir: Path, config: Config) -> None:
         check_same_run(workdir, saved, config)
 
 
-def check_same_run(workdir: Path, saved: Config, config: Config) -> None:
-    """Raises UserError if the workdir's saved config conflicts with `config`."""
+def check_same_run(
+    workdir: Path, saved: Config, config: Config, free: Collection[str] = ()
+) -> None:
+    """Raises UserError if the saved config conflicts with `config`, beyond `free`."""
     conflicts = [
         f"{name} was {old!r}, is now {new!r}"
         for name, (old, new) in configs.differences(saved, config).items()
-        if name in configs.IDENTITY
+        if name in configs.IDENTITY and name not in free
     ]
     if conflicts:
         raise UserError(

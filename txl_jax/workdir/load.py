@@ -69,7 +69,8 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
         saved = configs.parse(configs.load_json(workdir / CONFIG))
         vocab = vocabulary.load(workdir / VOCAB)
     config = config or saved
-    check_same_run(workdir, saved, dataclasses.replace(saved, model=config.model))
+    model = dataclasses.replace(saved, model=config.model)
+    check_same_run(workdir, saved, model, configs.READ)
     config = fit_vocab(config, vocab)
     try:
         mesh = fit_mesh(config)
