@@ -227,5 +227,5 @@ def test_bad_flags_are_one_line(home: Home, model: Path, tmp_path: Path) -> None
     done = imported(model, tmp_path / "run", vocab)
     assert done.status == 2 and "contains its vocabulary" in done.err
     done = command("--mode=evaluate", f"--workdir={model}")
-    assert done.status == 2 and "or the --model in a file" in done.err
+    assert done.status == 2 and "give it as --model" in done.err
     assert os.listdir(tmp_path) == []

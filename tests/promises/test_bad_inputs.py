@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import gzip
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from tests.support.rights import public_folder, without_rights
 from tests.support.trained import TEXT, command, home
 from txl_jax import config as configs
 from txl_jax.data.tokens import prepare
+from txl_jax.workdir.released import packaged
 
 pytestmark = pytest.mark.promise("User errors are one line")
 FIXTURES = (home,)
@@ -98,6 +100,7 @@ txl --config=quickstart --bach_size=3      | did you mean '--config.train.batch_
 txl trian --config={tiny}                 | 'trian' must be one of train, 
 txl --config=quickstrat                   | did you mean 'quickstart'
 txl --config={tiny} --workdir={text}/x    | Not a directory
+txl attention --model={packaged} --workdir={text} | text.txt' is no folder: give one
 txl --config={tiny} --workdir={long}      | File name too long
 txl --config={tiny} --workdir={home}/[a]  | has one of [ * ? in its path
 txl --config={tiny} --workdir={run} --config.model.n_layer=3 | model.n_layer was 2, is
@@ -155,6 +158,25 @@ run config_cut                            | cannot read {home}/config_cut/config
 run layers                                | give the config of the run that
 evaluate layers                           | give the config of the run that
 run run_other                             | another version of corpus 'text'
+evaluate run_other                        | was trained on another version of corpus
+attention run_other                       | was trained on another version of corpus
+generate run_other --context_tokens=4     | was trained on another version of corpus
+recl run --workdirs={run},{home}/run_other | run_other: the model was trained on another
+
+evaluate run --workdir={run}/checkpoints  | checkpoints: give the workdir that contains
+evaluate run --workdir={run}/checkpoints/60 | is a checkpoint of a run: give the workdir
+evaluate model                            | is a model of Hugging Face: make a workdir
+evaluate {packaged}                       | is a model in one file: give it as --model
+new train.init_from={packaged}            | is a model in one file: give it as --model
+config tiny.py --workdir={home}/model     | is a model of Hugging Face: make a workdir
+config tiny.py --workdir={text}           | text.txt' is no folder: give one, which may
+txl evaluate --model={run}                | is the workdir of a run: give it
+txl evaluate --model={home}/model/model.safetensors | is a model of Hugging Face: make
+txl evaluate --model={long}               | no packaged model and no file; there are
+import nvidia run                         | run is the workdir of a run: give it
+import pytorch {packaged} {mem_len}       | is a model in one file: give it as --model
+import pytorch {home}/pipe {mem_len}      | is a pipe or a device
+score run --output={long}                 | File name too long
 evaluate words_flipped                    | vocab.json is not a vocabulary
 run manifests                             | restore one from a backup, or
 evaluate manifests                        | is damaged (its manifest
@@ -230,6 +252,7 @@ class Inputs:
             "long": "x" * 300,  # no file system has such a name
             "mem_len": "--config.model.mem_len=2",
             "paper": RECORDED / "plain.zip.pt",
+            "packaged": packaged()["shakespeare"],
             "module": RECORDED / "div_val_2_all_tied.module.zip.pt",
         }
         self.states = contents(path)
@@ -268,6 +291,7 @@ def inputs(home: trained.Home) -> Iterator[Inputs]:
             (path / name).parent.mkdir(exist_ok=True)
             data = content if isinstance(content, bytes) else content.encode()
             (path / name).write_bytes(data)
+        os.mkfifo(path / "pipe")
         (folder_of(path / "model") / "model.safetensors").chmod(0o644)
         for name, (source, file, change) in COPIES.items():
             shutil.copytree(path / source, path / name)

@@ -39,7 +39,8 @@ def opened(path: Path, format: str, writer: str) -> Iterator[tuple[Texts, Arrays
     with reading(path):
         if not path.is_file():
             raise UserError(f"{path} is not a file: give one that {writer} wrote")
-    fix = "copy it again from its source, or make it again"
+        path.open("rb").close()  # safetensors would not name the reason of an error
+    fix = f"give one that {writer} wrote, or copy it again from its source"
     with refusing_damage(path, fix, Damaged, safetensors.SafetensorError):
         with safetensors.safe_open(path, framework="numpy") as file:
             texts = file.metadata() or {}

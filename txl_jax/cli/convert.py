@@ -56,7 +56,7 @@ def import_model(
             )
     refuse_used(workdir)
     formats.check(options)
-    with waiting(f"reading {options.source}"):
+    with waiting(f"reading {options.source}"), explaining(options):
         source, saved, trained = read_source(options, overrides)
         sha256 = {str(path): checksum(path) for path in source.files}
     parsed = configure(source, saved, workdir, overrides)
@@ -89,6 +89,18 @@ def import_model(
         "types": len(source.vocab),
         "model": dataclasses.asdict(parsed.model),
     }
+
+
+@contextlib.contextmanager
+def explaining(options: ConvertConfig) -> Iterator[None]:
+    """Adds to a UserError what the source is, if it is of another format."""
+    try:
+        yield
+    except UserError as error:
+        kind = folder.describe(Path(options.source))
+        if not kind or options.format in kind:
+            raise
+        raise UserError(f"{error}; {options.source} is {kind}") from error
 
 
 def read_source(

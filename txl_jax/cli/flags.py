@@ -6,6 +6,7 @@ appear immediately.
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -18,7 +19,7 @@ from txl_jax.data.options import DataConfig
 from txl_jax.errors import UserError, nearest, prefixed, require_one_of
 from txl_jax.runtime import storage
 from txl_jax.workdir import released
-from txl_jax.workdir.folder import CONFIG, VOCAB, find
+from txl_jax.workdir.folder import CONFIG, VOCAB, describe, find, read_config
 
 
 class Mode(NamedTuple):
@@ -167,11 +168,15 @@ def parse(argv: list[str]) -> Command:
     elif args.workdir:
         folder = find(args.workdir)
         source = str(folder / CONFIG)
-        config = configs.load_json(folder / CONFIG)
+        config = read_config(folder)
     else:
         raise UserError(
             "give --config=FILE, the --workdir of a run or a --model; see --help"
         )
+    if not storage.is_remote(folder) and os.path.exists(folder):
+        if not os.path.isdir(folder):
+            kind = describe(folder) or "no folder: give one, which may be new"
+            raise UserError(f"--workdir={str(folder)!r} is {kind}")
     taken = start_from(config, applied, folder) if applied.get(INIT_FROM) else source
     for name, text in (overrides | applied).items():
         apply(config if name in applied else ConfigDict(), name, text, args.mode)
@@ -263,8 +268,8 @@ def start_from(config: ConfigDict, flags: dict[str, str], folder: Path) -> str:
     """
     begun = storage.is_file(folder / CONFIG)
     with prefixed(f"{INIT_FROM} = {flags[INIT_FROM]!r}"):
-        path = (folder if begun else find(flags[INIT_FROM])) / CONFIG
-        saved = dataclasses.asdict(configs.parse(configs.load_json(path)))
+        path = folder if begun else find(flags[INIT_FROM])
+        saved = dataclasses.asdict(configs.parse(read_config(path)))
     changes = {"model": saved["model"]}
     fields = [x for x in configs.INHERITED if x.startswith("data.")]
     if not flags.keys() & {*fields}:
@@ -273,4 +278,4 @@ def start_from(config: ConfigDict, flags: dict[str, str], folder: Path) -> str:
         changes["data"] = {x: data[x] for _, x in (y.split(".") for y in fields)}
     with config.ignore_type():
         config.update(changes)
-    return str(path)
+    return str(path / CONFIG)

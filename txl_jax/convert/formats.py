@@ -11,6 +11,7 @@ from txl_jax.convert.options import ConvertConfig
 from txl_jax.convert.pickle import Object, Value
 from txl_jax.convert.pytorch import arrays
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.byte_ranges import require_regular
 from txl_jax.data.encode import CONVENTIONS
 from txl_jax.data.options import OWN as FROM_CORPUS
 from txl_jax.data.options import DataConfig
@@ -114,6 +115,7 @@ def check(config: ConvertConfig) -> None:
             f"--source={config.source!r} does not exist: give --source=PATH, the file "
             "or folder to import"
         )
+    require_regular(Path(config.source), "--source")
 
 
 def read(config: ConvertConfig, data: DataConfig, stated: Stated) -> Source:

@@ -14,6 +14,7 @@ from typing import IO, Any
 import ml_dtypes
 import numpy as np
 
+from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError
 from txl_jax.runtime.storage import one_line
 
@@ -96,8 +97,10 @@ class Unpickler(pickle.Unpickler):
 
 def read(path: Path) -> Value:
     """Returns the content of a file: plain values, arrays and inert Objects."""
+    with reading(path):
+        file = path.open("rb")
     try:
-        with path.open("rb") as file:
+        with file:
             if zipfile.is_zipfile(file):
                 archive = zipfile.ZipFile(file)
                 if any(entry.compress_type for entry in archive.infolist()):

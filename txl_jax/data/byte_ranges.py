@@ -138,6 +138,7 @@ def reading(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        reason = error.strerror or error
         raise UserError(
-            f"cannot read {error.filename or path} ({error.strerror}): make it readable"
+            f"cannot read {error.filename or path} ({reason}): make it readable"
         ) from error

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.checkpoint.manifest import checksums
-from txl_jax.config import Config, load_json, override, parse
+from txl_jax.config import Config, override, parse
 from txl_jax.data import vocab
 from txl_jax.data.tokens import prepare
 from txl_jax.errors import UserError, prefixed
@@ -46,7 +46,7 @@ from txl_jax.sharding.rules import check_streams
 from txl_jax.workdir import load
 from txl_jax.workdir.claim import read_run, trained_on
 from txl_jax.workdir.fit import warn_of_rotations
-from txl_jax.workdir.folder import CONFIG, VOCAB, find
+from txl_jax.workdir.folder import VOCAB, find, read_config
 from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
 
 LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # of EvalConfig
@@ -107,7 +107,7 @@ def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
     members: list[Member] = []
     for workdir in config.workdirs:
         folder = find(workdir)
-        fields = load_json(folder / CONFIG)
+        fields = read_config(folder)
         for field, value in overrides.items():
             override(fields, field, value)
         parsed = parse(fields)

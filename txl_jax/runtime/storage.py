@@ -134,7 +134,7 @@ def errors() -> tuple[type[Exception], ...]:
 OF_THE_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE),
     *(errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR),
-    errno.ELOOP,
+    *(errno.ELOOP, errno.ENAMETOOLONG),
 )
 
 

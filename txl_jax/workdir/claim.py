@@ -18,7 +18,7 @@ from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
 from txl_jax.update.init import abstract_params
-from txl_jax.workdir.folder import CONFIG, RUN, VOCAB
+from txl_jax.workdir.folder import CONFIG, RUN, VOCAB, read_config
 
 IMPORTED = "imported"  # in run.json: the source of an imported model
 
@@ -28,7 +28,7 @@ def check_trainable(workdir: Path, config: Config) -> None:
     if IMPORTED in read_run(workdir):
         raise Imported(workdir)
     if (workdir / CONFIG).exists():
-        saved = configs.parse(configs.load_json(workdir / CONFIG))
+        saved = configs.parse(read_config(workdir))
         check_same_run(workdir, saved, config)
 
 

@@ -1,10 +1,17 @@
-"""The folder of a run: its path and the names of its files.
+"""The folder of a run: its path, the names of its files, and its config.
 
 The parsing of flags imports this module, so it must not import jax, even indirectly.
 """
 
+import contextlib
+import os
 from pathlib import Path
 
+import safetensors
+from ml_collections import ConfigDict
+
+from txl_jax import config as configs
+from txl_jax.errors import UserError
 from txl_jax.runtime import storage
 
 CONFIG = "config.json"
@@ -21,3 +28,46 @@ def find(address: str) -> Path:
         return storage.remote_path(address, "--workdir")
     storage.require_unicode(address, "--workdir")
     return Path(address)
+
+
+def read_config(folder: Path) -> ConfigDict:
+    """Returns the config of a workdir; raises UserError, which says what else it is."""
+    try:
+        return configs.load_json(folder / CONFIG)
+    except UserError as error:
+        kind = describe(folder)
+        if kind in ("", WORKDIR):
+            raise
+        raise UserError(f"{folder} is {kind}") from error
+
+
+WORKDIR = "the workdir of a run: give it as --workdir or train.init_from"
+IMPORT = "make a workdir of it with --mode=import --format="
+MODEL = f"a model in one file: give it as --model, or {IMPORT}txl_jax"
+HUGGINGFACE = f"a model of Hugging Face: {IMPORT}huggingface"
+# Kinds of files and folders, by the name of the file, or of a file in the folder.
+KINDS = {
+    RUN: WORKDIR,
+    "record/metadata": "a checkpoint of a run: give the workdir that contains it",
+    "*/record/metadata": "a run's checkpoints: give the workdir that contains them",
+    "*.safetensors": HUGGINGFACE,
+    "pytorch_model.bin": HUGGINGFACE,
+    "*.pt": f"a checkpoint of PyTorch: {IMPORT}pytorch or nvidia",
+    "*.index": f"a checkpoint of TensorFlow: {IMPORT}tensorflow",
+}
+
+
+def describe(path: Path) -> str:
+    """Returns what a file or folder is, and what takes it; "" if that is unknown."""
+    if storage.is_remote(path):
+        return ""
+    is_file = os.path.isfile(path)
+    with contextlib.suppress(OSError, safetensors.SafetensorError):
+        with safetensors.safe_open(path if is_file else "", "numpy") as file:
+            if (file.metadata() or {}).get("format", "").startswith("txl_jax"):
+                return MODEL
+    with contextlib.suppress(OSError):
+        for pattern, kind in KINDS.items():
+            if path.match(pattern) if is_file else any(path.glob(pattern)):
+                return kind
+    return ""

@@ -33,7 +33,7 @@ from txl_jax.sharding.rules import shardings
 from txl_jax.update.init import abstract_params, init_params
 from txl_jax.workdir.claim import check_same_run, read_run, trained_on
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
-from txl_jax.workdir.folder import CONFIG, VOCAB, find
+from txl_jax.workdir.folder import CONFIG, VOCAB, find, read_config
 from txl_jax.workdir.released import check_config, packaged
 
 
@@ -66,7 +66,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
         saved = configs.parse(found)
         vocab = released.vocab
     else:
-        saved = configs.parse(configs.load_json(workdir / CONFIG))
+        saved = configs.parse(read_config(workdir))
         vocab = vocabulary.load(workdir / VOCAB)
     config = config or saved
     model = dataclasses.replace(saved, model=config.model)
@@ -195,7 +195,7 @@ def _fill_in(params: Params, config: Config, like: Params) -> Params:
 
 
 def _load_fitting(source: Path, config: Config, vocab: Vocab, mesh: Mesh) -> Params:
-    saved = configs.parse(configs.load_json(source / CONFIG))
+    saved = configs.parse(read_config(source))
     if vocabulary.load(source / VOCAB).to_json() != vocab.to_json():
         raise UserError(
             "its vocabulary is not this run's: use it with "

@@ -14,6 +14,7 @@ from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError, nearest
 from txl_jax.runtime import storage
 from txl_jax.runtime.storage import DAMAGE, Json
+from txl_jax.workdir.folder import describe
 
 # Of fields of earlier versions, the values that all models have now.
 FIXED = {"n_bucket": 32, "max_distance": 128}
@@ -30,14 +31,12 @@ def find_model(name: str) -> Path:
     """Returns the file of a --model: a path, or the name of a model in the package."""
     storage.require_unicode(name, "--model")
     path = Path(name).expanduser()
-    if path.is_file():
+    if storage.is_file(path):
         return path
     known = packaged()
     if name not in known:
-        raise UserError(
-            f"--model={name!r} is no file and no packaged model{nearest(name, known)}; "
-            f"there are {', '.join(known)}; the folder of a run is a --workdir"
-        )
+        kind = describe(path) or f"no packaged model{nearest(name, known)} and no file"
+        raise UserError(f"--model={name!r} is {kind}; there are {', '.join(known)}")
     return known[name]
 
 
@@ -49,9 +48,10 @@ def load_config(path: Path) -> ConfigDict:
                 metadata = file.metadata() or {}
             config, origin = (json.loads(metadata[x]) for x in ("config", "origin"))
         except (safetensors.SafetensorError, *DAMAGE) as error:
+            kind = describe(path) or f"not a model in one file ({error})"
             raise UserError(
-                f"{path} is not a model in one file ({error}): give one that "
-                "--mode=export --format=txl_jax wrote"
+                f"{path} is {kind}; a --model is a file that --mode=export "
+                "--format=txl_jax wrote"
             ) from error
     return check_config(config, origin, path)
 

@@ -117,9 +117,9 @@ class Staging:
 @contextlib.contextmanager
 def writing(workdir: Path, result: Json) -> Iterator[Path]:
     """Yields the folder for a result's files; if they cannot be written, adds why."""
+    if not storage.is_remote(workdir):  # a packaged model has no folder yet
+        workdir.mkdir(parents=True, exist_ok=True)
     try:
-        if not storage.is_remote(workdir):  # a packaged model has no folder yet
-            workdir.mkdir(parents=True, exist_ok=True)
         with Staging(workdir) as staging:
             yield staging.folder
     except storage.errors() as error:
