@@ -58,8 +58,12 @@ NOT_TEXT = (
 
 def _files_below(folder: Path, skip: Callable[[str], bool]) -> list[Path]:
     """Returns the files below a folder, sorted, without the names to skip."""
+
+    def fail(error: OSError) -> None:
+        raise error  # which os.walk ignores
+
     files = []
-    for where, folders, names in os.walk(folder):
+    for where, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not skip(name)]
         files += [Path(where, name) for name in names if not skip(name)]
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())

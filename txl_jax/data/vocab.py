@@ -209,7 +209,7 @@ def load(path: Path) -> Vocab:
     """Reads a vocabulary that `save` wrote; raises UserError if it is damaged."""
     try:
         return loads(path.read_text("utf-8"))
-    except (*DAMAGE, OSError, UserError) as error:
+    except (*DAMAGE, FileNotFoundError, UserError) as error:
         raise UserError(
             f"{path} is not a vocabulary ({error}): restore it from a backup, or train "
             "there again, which rewrites it"

@@ -114,6 +114,8 @@ def refusing_damage(
     """Raises UserError for an error of DAMAGE, of the disk, or one of `more`."""
     try:
         yield
+    except PermissionError:
+        raise
     except (OSError, *DAMAGE, *more) as error:
         raise UserError(f"{path} is damaged ({error}): {fix}") from error
 

@@ -42,13 +42,14 @@ def load_memory(path: str | Path, loaded: Loaded) -> Any:
     UserError if the file is damaged, or of other parameters than `loaded.params`.
     """
     path = Path(path).expanduser()
+    parameters = json.dumps(checksums(loaded.params))
+    empty = jax.eval_shape(lambda: empty_memory(loaded.config.model, 1))
     with array_file.opened(path, FORMAT, "txl_jax.save_memory") as (texts, arrays):
-        if texts["parameters"] != json.dumps(checksums(loaded.params)):
+        if texts["parameters"] != parameters:
             raise UserError(
                 f"{path} belongs to other parameters than those of update "
                 f"{loaded.step}: load the model that made it, or make it again"
             )
-        empty = jax.eval_shape(lambda: empty_memory(loaded.config.model, 1))
         leaves = [arrays[name] for name, _ in named_leaves(empty)]
         memory = jax.tree.unflatten(jax.tree.structure(empty), leaves)
         if texts["memory"] != json.dumps(checksums(memory)):
