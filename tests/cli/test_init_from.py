@@ -78,5 +78,6 @@ def test_a_run_starts_from_another_and_resumes_without_it(
     )
     done = train(4)
     assert done.status == 0 and "resumed at update 2" in done.err
+    assert "train.num_steps was 2, is now 4, where the cosine" in done.err
     assert "starts from" not in done.err
     assert command("--mode=evaluate", f"--workdir={workdir}").status == 0

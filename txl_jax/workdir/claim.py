@@ -72,6 +72,10 @@ def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> 
         for difference in provenance.differences(first, start):
             bits = "results are not bit-identical to those before this start"
             say(f"{bits}: {difference}")
+        last = [x.get("config", start["config"]) for x in run["starts"][-2:]]
+        old, new = last[0]["train"]["num_steps"], config.train.num_steps
+    if old != new and config.optim.schedule.startswith("cosine"):
+        say(f"train.num_steps was {old}, is now {new}, where the cosine of lr ends")
     if distributed.is_first():
         text = json.dumps(run, indent=2) + "\n"
         for name, write in (
