@@ -70,7 +70,9 @@ def make_table(command: Command) -> Json:
 
 # The function of each mode of `flags.MODES` returns its result, ready for JSON.
 RUN: dict[str, Callable[[Command], Json]] = {
-    "train": lambda c: training_run.train_and_evaluate(c.config, c.workdir),
+    "train": lambda c: training_run.train_and_evaluate(
+        c.config, c.workdir, "generate.prompt" in c.overrides
+    ),
     "evaluate": lambda c: evaluate_split.evaluate_model(load_model(c), c.workdir),
     "generate": lambda c: draw_samples.generate_samples(load_model(c)),
     "score": lambda c: score_texts.score_texts(load_model(c)),

@@ -1,5 +1,6 @@
 """The plan of a training run: checks its config and makes what it needs, once."""
 
+import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from jax.sharding import Mesh
 from txl_jax.aot.lower import abstract_segments
 from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.cli import draw_samples
-from txl_jax.config import Config
+from txl_jax.config import Config, with_fields
 from txl_jax.data.options import SLACK
 from txl_jax.data.streams import (
     Order,
@@ -23,14 +24,17 @@ from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.model.segment import Segment
+from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 from txl_jax.sharding.rules import check_streams, host_rows
 from txl_jax.train import Training
 from txl_jax.update.state import Program, TrainState
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
-from txl_jax.workdir.fit import fit_mesh, fit_vocab
+from txl_jax.workdir.fit import default_prompt, fit_mesh, fit_vocab
 from txl_jax.workdir.load import initial_data, load_initial
+
+LONGEST_PROMPT = 64  # tokens of the corpus
 
 
 class Plan(NamedTuple):
@@ -41,10 +45,11 @@ class Plan(NamedTuple):
     evaluate: Evaluate  # of any split
 
 
-def plan_run(config: Config, workdir: Path) -> Plan:
+def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
     """Returns the plan of a run; writes nothing in the workdir.
 
-    Raises UserError if the config does not fit the corpus, the machine or the workdir.
+    A prompt that the vocabulary lacks is replaced unless keep_prompt. Raises UserError
+    if the config does not fit the corpus, the machine or the workdir.
     """
     claim.check_trainable(workdir, config)
     tokens = prepare(initial_data(config, workdir))
@@ -52,6 +57,8 @@ def plan_run(config: Config, workdir: Path) -> Plan:
     fitted = fit_vocab(config, tokens.vocab)
     mesh = fit_mesh(fitted)
     training, evaluate = make_training(
+    if not keep_prompt:
+        config = fit_prompt(config, tokens)
         fitted, mesh, tokens.split("train"), tokens.split("valid")
     )
     for split in {"valid", config.eval.split}:
@@ -72,6 +79,22 @@ def plan_run(config: Config, workdir: Path) -> Plan:
 def step_arguments(
     config: Config, mesh: Mesh, program: Program
 ) -> tuple[TrainState, Segment]:
+def fit_prompt(config: Config, tokens: Tokens) -> Config:
+    """Replaces a prompt that the vocabulary lacks by the first line of the corpus."""
+    prompt, vocab = config.generate.prompt, tokens.vocab
+    with contextlib.suppress(UserError):
+        if prompt.startswith("@") or vocab.encode(prompt) is not None:
+            return config
+    text = vocab.decode(tokens.split("train")[:LONGEST_PROMPT])
+    lines = (x for x in text.splitlines() if x.strip() and x[0] != "@")
+    line = next(lines, default_prompt(vocab))
+    say(
+        f"generate.prompt = {prompt!r} is not in the vocabulary: samples continue the "
+        f"first line of the corpus, {line!r}"
+    )
+    return with_fields(config, "generate", prompt=line)
+
+
     """Returns the shapes of the training step's arguments.
 
     Raises UserError if the streams of a chunk do not divide over the mesh.

@@ -10,7 +10,7 @@ import numpy as np
 
 from txl_jax.cli import draw_samples, evaluate_split
 from txl_jax.cli.plan import Plan, make_training, plan_run
-from txl_jax.config import Config
+from txl_jax.config import Config, with_fields
 from txl_jax.data.tokens import Tokens
 from txl_jax.model.initializers import Params
 from txl_jax.paper import baselines
@@ -36,21 +36,26 @@ class Trained:
     log: SendLine  # to Weights & Biases; takes further numbers
 
 
-def train_and_evaluate(config: Config, workdir: Path) -> Json:
+def train_and_evaluate(config: Config, workdir: Path, keep_prompt: bool) -> Json:
     """Trains up to train.num_steps, and returns the scores of the best checkpoint."""
-    with trained(config, workdir) as run:
+    with trained(config, workdir, keep_prompt) as run:
         return evaluate_best(workdir, run)
 
 
 @contextlib.contextmanager
-def trained(config: Config, workdir: Path) -> Iterator[Trained]:
+def trained(
+    config: Config, workdir: Path, keep_prompt: bool = False
+) -> Iterator[Trained]:
     """Trains, and locks the workdir until the block ends.
 
-    A run that cannot start raises UserError before the first update.
+    A run that cannot start raises UserError before the first update. keep_prompt: see
+    `plan_run`.
     """
     viewers.check_wandb(config.run.wandb)
-    plan = plan_run(config, workdir)
+    plan = plan_run(config, workdir, keep_prompt)
     training, options = plan.training, config.train
+    prompt = training.config.generate.prompt
+    config = with_fields(config, "generate", prompt=prompt)
     with contextlib.ExitStack() as stack:
         with distributed.together():
             stack.enter_context(locked(workdir))
