@@ -45,6 +45,7 @@ def main() -> None:
         streams=1, tgt_len=L, mem_len=M, clamp_len=820, same_length=True,
         segments_per_step=args.segments,
     )  # fmt: skip
+    jax.config.update("jax_platforms", "cpu")  # compiling needs no TPU
     mesh = make_mesh(MeshConfig(), lower.find_devices(lower.find_slices("v5e:2x4"))[:1])
     reader = make_reader(model, config, mesh)
     with jax.set_mesh(mesh):

@@ -65,6 +65,7 @@ def compiled(row: dict[str, Any]) -> tuple[Any, Any]:
     from txl_jax.kernels.operands import Operands, PositionTerms
     from txl_jax.kernels.tpu import fused as tpu
 
+    jax.config.update("jax_platforms", "cpu")  # compiling needs no TPU
     B, H, A, L, M = row["shape"]
     K = M + L
     devices = lower.find_devices(lower.find_slices(CHIPS[row["chip"]]))

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from txl_jax.checkpoint import save_restore
 from txl_jax.errors import Interrupted, UserError
 from txl_jax.report import plots
 from txl_jax.report.log import say, to_json
@@ -97,6 +98,7 @@ def main() -> int:
     args = read_flags()
     allocator.keep_freed()
     logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
+    save_restore.prepare_orbax()
     cells = []
     try:
         with contextlib.redirect_stdout(sys.stderr):

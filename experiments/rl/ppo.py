@@ -35,7 +35,7 @@ from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams, letters, shardings
 from txl_jax.update.state import Program, TrainState
-from txl_jax.workdir.folder import METRICS
+from txl_jax.workdir.folder import CHECKPOINTS, METRICS
 from txl_jax.workdir.staging import locked
 
 from .agent import make_agent
@@ -43,6 +43,7 @@ from .environments import ENVIRONMENTS, Environment
 from .learning import begin, make_update
 from .options import Options
 
+OPTIONS = "options.json"  # the flags of a run, in its workdir
 # Flags that a resumed run may change.
 MAY_CHANGE = ("updates", "save_every", "solved")
 SMOOTHED = 10  # updates whose episodes give the return that is reported
@@ -87,7 +88,7 @@ def make_program(options: Options, mesh: Mesh) -> Program:
 
 def claim(workdir: Path, options: Options) -> None:
     """Writes the flags beside the checkpoints; raises UserError if they changed."""
-    path, fields = workdir / "options.json", dataclasses.asdict(options)
+    path, fields = workdir / OPTIONS, dataclasses.asdict(options)
     before = json.loads(path.read_text("utf-8")) if path.exists() else fields
     changed = [x for x in fields if x not in MAY_CHANGE and fields[x] != before[x]]
     if changed:
@@ -104,6 +105,10 @@ def train(options: Options, workdir: Path) -> Json:
     Raises UserError for impossible flags, Interrupted after a signal, and BadNumbers
     before an update that is not finite is saved.
     """
+    if (workdir / CHECKPOINTS).exists() and not (workdir / OPTIONS).exists():
+        raise UserError(
+            f"{workdir} holds another program's run: give another --workdir"
+        )
     program = make_program(options, make_mesh(MeshConfig()))
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -198,6 +203,7 @@ def read_flags() -> tuple[Options, Path]:
 def main() -> int:
     """Trains, and prints one JSON line; returns the exit status."""
     logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
+    save_restore.prepare_orbax()
     try:
         options, workdir = read_flags()
         allocator.keep_freed()

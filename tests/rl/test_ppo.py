@@ -173,6 +173,13 @@ def test_updates_that_are_not_finite_end_the_run_and_are_not_saved(
         ppo.train(options, tmp_path)
 
 
+def test_the_run_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="holds the run of another program"):
+        ppo.train(TINY, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
 def test_flags_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match="steps = 12 is not divisible by segment_len x"):
         dataclasses.replace(TINY, segment_len=5)

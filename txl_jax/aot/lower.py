@@ -91,7 +91,6 @@ def find_devices(tpus: Slices) -> list[jax.Device]:
             "compiling for TPUs needs libtpu, their compiler: pip install 'jax[tpu]'"
         )
     os.environ.update(ENVIRONMENT | os.environ)
-    jax.config.update("jax_platforms", "cpu")  # compiling needs no TPU backend
     config: dict[str, str | int] = {}
     if tpus.name.startswith("v4"):
         config["chip_config_name"] = "megacore"

@@ -61,7 +61,8 @@ def errors() -> tuple[type[Exception], ...]:
 def prepare_orbax() -> None:
     """Sets how arrays are written, and mutes operations that a failure has abandoned.
 
-    Each of these would print a traceback when it is garbage-collected.
+    Each of these would print a traceback when it is garbage-collected. The settings are
+    the process's, so programs make this call, and functions of the package do not.
     """
     handler = type_handlers.ArrayHandler(
         min_slice_bytes_for_replica_parallel=SLICE_BYTES
@@ -132,7 +133,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def _open(self) -> Manager:
         """Opens orbax's manager, which removes what a killed run has left."""
         if self._orbax is None:
-            prepare_orbax()
             policies = [checkpoint_managers.LatestN(self.keep), Best(self.manifests)]
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
@@ -443,7 +443,6 @@ def _read(folder: Path, manifest: Manifest, like: Items) -> Items:
     Raises Damaged, or UserError if they have another model or may not be read.
     """
     manifests.check_arrays(manifest, like)
-    prepare_orbax()
     items: Items = {}
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
         for item, tree in like.items():  # one by one, so that an error names the item

@@ -13,6 +13,7 @@ import jax
 from absl import logging as absl_logging
 from etils import epy
 
+from txl_jax.checkpoint import save_restore
 from txl_jax.cli.flags import MODES, Command
 from txl_jax.config import FIELDS, Config, with_fields
 from txl_jax.data import tokens as token_files
@@ -92,6 +93,7 @@ RUN: dict[str, Callable[[Command], Json]] = {
 def execute(command: Command, is_program: bool) -> tuple[int, str]:
     """Runs the command's mode; returns the exit status and the result to print."""
     absl_logging.set_verbosity(absl_logging.FATAL)  # orbax's errors are reported below
+    save_restore.prepare_orbax()
     logging.getLogger("txl_jax").handlers = [Lines()]
     provenance.git_revision()  # before the checkout can change
     try:
@@ -147,6 +149,8 @@ def start_processes(command: Command) -> None:
     if command.mode not in ("train", "table"):  # whose loop takes it from jax
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # `compile` needs no device, and libtpu prints errors without a TPU.
+    if command.mode == "compile":
+        jax.config.update("jax_platforms", "cpu")
     if command.mode != "compile" or jax.distributed.is_initialized():
         distributed.find_devices()
     programs.keep()
