@@ -17,6 +17,14 @@ import txl_jax
 from txl_jax.errors import BROKEN_PIPE, USER_ERROR, UserError
 from txl_jax.runtime import allocator
 
+# Values of jax's environment variables with which parts of the program fail.
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "jax_enable_x64": (True,),
+    "jax_disable_jit": (True,),
+    "jax_numpy_rank_promotion": ("raise",),
+    "jax_transfer_guard": ("disallow", "disallow_explicit"),
+}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one mode and returns the exit status.
@@ -77,8 +85,9 @@ def import_jax() -> None:
         raise UserError(
             f"jax cannot be imported ({error}): correct the environment"
         ) from error
-    if jax.config.values["jax_enable_x64"]:
-        raise UserError("JAX_ENABLE_X64 is not supported: unset it")
+    for name, values in UNSUPPORTED.items():
+        if (value := jax.config.values[name]) in values:
+            raise UserError(f"{name.upper()}={value} is not supported: unset it")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,8 @@ def refusal_of(*flags: str, start: str = "", **environment: str) -> str:
     "environment, part",
     [
         ({"JAX_ENABLE_X64": "maybe"}, "'JAX_ENABLE_X64'): correct the environment"),
-        ({"JAX_ENABLE_X64": "true"}, "JAX_ENABLE_X64 is not supported: unset it"),
+        ({"JAX_ENABLE_X64": "true"}, "JAX_ENABLE_X64=True is not supported: unset it"),
+        ({"JAX_TRANSFER_GUARD": "disallow"}, "=disallow is not supported: unset it"),
         (  # jax is then imported in part
             {"JAX_NUM_CPU_DEVICES": "x", "JAX_NUM_PROCESSES": "2"},
             "jax_num_cpu_devices): correct the environment",
