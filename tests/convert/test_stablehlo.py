@@ -42,6 +42,12 @@ for next_B in zip(*drawn):
     log_probs_BV, memory = model.read([[x] for x in token_B], memory)
     token_B = next_B
     rows.append([-float(row[x]) for row, x in zip(log_probs_BV, next_B)])
+for wrong in ([[]], [[12]]):
+    try:
+        model.read(wrong, memory)
+        sys.exit(f"{wrong} is read")
+    except ValueError as error:
+        assert str(error).startswith("give one token or more from 0 to 11"), error
 print(json.dumps(rows))
 """
 

@@ -37,6 +37,9 @@ class Model:
     def read(self, tokens_BT: Any, memory: Any) -> tuple[Any, Any]:
         """Returns (log_probs_BV after the last token, memory)."""
         tokens_BT = np.asarray(tokens_BT, np.int32)
+        V = self.sizes["model"]["vocab_size"]
+        if not tokens_BT.size or tokens_BT.min() < 0 or tokens_BT.max() >= V:
+            raise ValueError(f"give one token or more from 0 to {V - 1} to each stream")
         B, T = tokens_BT.shape
         L, name = (1, "token") if T == 1 else (self.sizes["tgt_len"], "segment")
         for at in range(0, T, L):
