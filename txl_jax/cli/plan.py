@@ -54,14 +54,14 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
     claim.check_trainable(workdir, config)
     tokens = prepare(initial_data(config, workdir))
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
+    if not keep_prompt:
+        config = fit_prompt(config, tokens)
     fitted = fit_vocab(config, tokens.vocab)
     mesh = fit_mesh(fitted)
     training, evaluate = make_training(
-    if not keep_prompt:
-        config = fit_prompt(config, tokens)
         fitted, mesh, tokens.split("train"), tokens.split("valid")
     )
-    for split in {"valid", config.eval.split}:
+    for split in dict.fromkeys(("valid", config.eval.split)):  # the same order in all
         text = config.eval.cut(tokens.split(split))
         check_length(text, config.eval.streams, "eval.streams")
     # A split of segments, and kernels for one device, refuse some shapes: trace the
@@ -76,9 +76,6 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
     return Plan(tokens, training._replace(params=params), evaluate)
 
 
-def step_arguments(
-    config: Config, mesh: Mesh, program: Program
-) -> tuple[TrainState, Segment]:
 def fit_prompt(config: Config, tokens: Tokens) -> Config:
     """Replaces a prompt that the vocabulary lacks by the first line of the corpus."""
     prompt, vocab = config.generate.prompt, tokens.vocab
@@ -95,6 +92,9 @@ def fit_prompt(config: Config, tokens: Tokens) -> Config:
     return with_fields(config, "generate", prompt=line)
 
 
+def step_arguments(
+    config: Config, mesh: Mesh, program: Program
+) -> tuple[TrainState, Segment]:
     """Returns the shapes of the training step's arguments.
 
     Raises UserError if the streams of a chunk do not divide over the mesh.
