@@ -89,7 +89,8 @@ def measure_confusion(folder: Path, streams: int = 8) -> dict[str, float]:
     config, L = loaded.config.model, loaded.config.train.tgt_len
     if type(empty_memory(config, 1)) is not Memory or not config.mem_len:
         raise UserError(f"--workdir={folder}: its model lacks the paper's memory")
-    text_T = token_files.prepare(loaded.config.data).split("test")
+    data = loaded.config.data, loaded.vocab, loaded.trained_on
+    text_T = token_files.prepare(*data).split("test")
     if len(text_T) < streams * 3 * L:
         raise UserError(f"the test split has fewer than {streams * 3 * L} tokens")
     tokens_B3L = np.asarray(text_T[: streams * 3 * L], np.int32).reshape(streams, -1)
