@@ -95,7 +95,6 @@ LEARNED = (
 )
 # Fields, and parts of the error.
 REFUSED = """
-model.d_model=17                    | model.d_model = 17
 model.n_layer=0                     | model.n_layer = 0 must be at least 1
 model.dropout=1.0                   | model.dropout = 1.0 must be at least 0
 model.dtype=float64                 | model.dtype | float32, bfloat16
@@ -110,7 +109,6 @@ model.position=sinusoidal           | model.position | set mem_len to 0
 model.position=shaw                 | model.position | needs model.n_position
 model.retrieval_len=16              | model.retrieval_len = 16 | top_k = 32
 model.retrieval_len=64 model.mem_len=0 | model.retrieval_len = 64 | set mem_len above 0
-model.position=rotary model.d_head=3 | model.d_head = 3 | rotates pairs
 eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false
 model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | from 1
 {Z} generate.mem_len=1 | mem_len = 1 | model.compression_rate = 3

@@ -14,9 +14,9 @@ from txl_jax.errors import UserError
 from txl_jax.sharding.mesh import AXES, arrange, make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import sharding
-from txl_jax.update.init import abstract_params, init_state
 from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig
+from txl_jax.update.state import abstract_params, init_state
 
 B = 16
 CUBE = MeshConfig(data=2, fsdp=2, model=2)

@@ -15,9 +15,9 @@ from txl_jax.data.streams import Position, Streams
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import place_segments
-from txl_jax.update.init import init_state
 from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
+from txl_jax.update.state import init_state
 from txl_jax.update.step import make_train_step
 
 OPTIM = OptimConfig(schedule="constant")

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from experiments.benchmarks import gradients, quiet, record, subject
-from txl_jax.kernels.adaptive_nll import Head, adaptive_nll
 from txl_jax.kernels.cluster import Table
+from txl_jax.kernels.softmax import Head, adaptive_nll
 
 
 def make_head(args: argparse.Namespace) -> tuple[Head, Array, Array, tuple[int, ...]]:

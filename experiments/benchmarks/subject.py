@@ -14,7 +14,7 @@ import numpy as np
 from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.update.init import init_params
+from txl_jax.update.state import init_params
 
 # The paper's 12 layers for enwik8 (Table 2), and its standard model for WikiText-103
 # (Table 1); SMALL trains in an hour on two cores.

@@ -40,9 +40,9 @@ from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime import allocator
 from txl_jax.sharding.rules import place_segments
-from txl_jax.update.init import init_state
 from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
+from txl_jax.update.state import init_state
 from txl_jax.update.step import make_train_step
 
 # Hugging Face's library has no empty memory.

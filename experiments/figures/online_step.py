@@ -27,9 +27,9 @@ from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.update.init import init_params
 from txl_jax.update.optim import clip, make_schedule
 from txl_jax.update.options import OptimConfig
+from txl_jax.update.state import init_params
 
 
 class Options(NamedTuple):

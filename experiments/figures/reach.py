@@ -31,7 +31,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.interval import effective_context
 from txl_jax.model.txl import TransformerXL
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 
 
 def farthest(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> int:

@@ -18,8 +18,7 @@ from jax import Array
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.memory.layout import unstack
+from txl_jax.model.memory.key_values import KeyValueMemory, unstack
 from txl_jax.model.memory.ring import RingMemory
 from txl_jax.model.txl import TransformerXL
 

@@ -29,7 +29,7 @@ from txl_jax.metrics import parameter_count
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import shards
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 from txl_jax.workdir.fit import find_vocab, fit_mesh
 
 needs_libtpu = pytest.mark.skipif(

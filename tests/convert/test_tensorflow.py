@@ -22,7 +22,7 @@ from tests import reference
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.convert import tensorflow
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 
 FOLDER = Path(__file__).with_name("tensorflow_checkpoints")
 B, S, L = 2, 4, 5

@@ -19,7 +19,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import letters, sharding, shardings
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 
 CUBE = MeshConfig(data=2, fsdp=2, model=2)
 CASE = Case(6, 5, "filling", 0.3, B=8, H=4)

@@ -22,7 +22,7 @@ from txl_jax.kernels.cluster import Rows, Table, Tokens, make_cluster
 from txl_jax.kernels.softmax import blockwise_nll
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.sharding.mesh import AXES
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 
 
 def plain_nll(h_TE: Any, target_T: Any, table_VE: Any) -> jax.Array:

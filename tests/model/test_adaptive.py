@@ -22,7 +22,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import sharding, shardings
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 
 V, L = 41, 29
 BOUNDS = [(0, 13), (13, 20), (20, V), (0, V)]

@@ -14,7 +14,7 @@ from tests.support.reference_compressive import Stream
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.compressive import CompressiveMemory
-from txl_jax.model.segment import Segment, scanned
+from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.step import nll_sum, sum_gradients
@@ -132,7 +132,7 @@ def test_the_compression_learns_from_its_error_alone() -> None:
         first_SBL=np.zeros((1, B, L), bool),
         length_SB=np.full((1, B), L, np.int32),
     )
-    segment = jax.tree.map(lambda x: x[0], scanned(segments))
+    segment = jax.tree.map(lambda x: x[0], OneSegment._make(segments))
     model, key = TransformerXL(CONV), jax.random.key(0)
     train = TrainConfig(batch_size=B, tgt_len=L, num_steps=1)
 

@@ -17,7 +17,7 @@ from txl_jax.model import flops
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.txl import TransformerXL
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 
 pytestmark = pytest.mark.exact_bits
 

@@ -19,7 +19,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import letters, shardings
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 from txl_jax.update.step import nll_sum
 
 B, G, L = 4, 4, 5

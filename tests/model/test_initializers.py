@@ -11,7 +11,7 @@ import pytest
 from tests.support import tiny
 from txl_jax.config import pytorch, tensorflow
 from txl_jax.model.gate import Gate
-from txl_jax.update.init import abstract_params, init_params
+from txl_jax.update.state import abstract_params, init_params
 
 SIZES: dict[str, Any] = dict(vocab_size=3000, cutoffs=(1000, 2000), div_val=2)
 SIZES |= dict(n_layer=1, d_model=64, n_head=4, d_head=32, d_inner=128)

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
-from txl_jax.kernels.decode import slots
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.memory.layout import unstack
+from txl_jax.model.memory.key_values import KeyValueMemory, unstack
 from txl_jax.model.memory.ring import RingMemory
 from txl_jax.model.txl import TransformerXL
 
@@ -94,7 +92,7 @@ def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
             RingMemory.of(config, kept)
         return
     ring: Any = jax.jit(functools.partial(RingMemory.of, config))(projected)
-    for s in range(slots(M) + 2):  # once around the ring
+    for s in range(ring.rings[0].k_BHAM.shape[3] + 2):  # once around the ring
         token_B1 = tiny.make_tokens(B, 1, 30 + s)
         more = {"first_BL": rng.random((B, 1)) < 0.1}
         if config.initial_memory == "zeros":

@@ -11,8 +11,7 @@ import pytest
 
 from tests.support import tiny
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.memory.layout import unstack
+from txl_jax.model.memory.key_values import KeyValueMemory, unstack
 
 B = 3
 SIZES = [(3, 4), (5, 2), (2, 7), (4, 3)]  # S and L

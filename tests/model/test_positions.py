@@ -11,7 +11,6 @@ from tests import reference
 from tests.support import tiny
 from tests.support.reference_positions import bucket as reference_bucket
 from tests.support.tiny import assert_close
-from txl_jax.model.memory import Memory
 from txl_jax.model.positions import bucket, encode_distances
 
 # An angle of 4,096 radians has a spacing of 4.9e-4 in float32.
@@ -36,10 +35,3 @@ def test_buckets_are_those_of_t5() -> None:
     for distance in range(1000):
         newest = max(n for n, least in enumerate(first) if distance >= least)
         assert bucket(distance) == newest == reference_bucket(distance)
-
-
-def test_a_segment_longer_than_the_learned_positions_is_refused() -> None:
-    config = tiny.config(position="learned", n_position=4, mem_len=0)
-    tokens_BL, memory = tiny.make_tokens(1, 5), Memory.empty(config, 1)
-    with pytest.raises(ValueError, match=r"5 tokens .* model.n_position = 4"):
-        tiny.apply(config, tiny.make_params(config), tokens_BL, memory)

@@ -16,10 +16,10 @@ from tests.reference import Array, Params
 from tests.support import tiny
 from tests.support.reference_retrieval import Stream
 from txl_jax.kernels.operands import Operands, PositionTerms
-from txl_jax.kernels.top_keys import Candidates, attend_to_best
 from txl_jax.kernels.xla import rel_attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory, kinds
+from txl_jax.model.memory.retrieval import Candidates, attend_to_best
 from txl_jax.model.txl import TransformerXL
 
 B, L, S = 2, 4, 6
@@ -174,7 +174,7 @@ def test_queries_in_parts_and_without_candidates(
     given = given._replace(stop_BL=given.stop_BL.at[1, 2].set(2))
     expected_BLHA = jax.jit(lambda x: attend_to_best(x, 3))(given)
     np.testing.assert_array_equal(expected_BLHA[1, 2], 0)
-    monkeypatch.setattr("txl_jax.kernels.top_keys.SCORES", 2 * 2 * 11 * 3)
+    monkeypatch.setattr("txl_jax.model.memory.retrieval.SCORES", 2 * 2 * 11 * 3)
     tiny.assert_close(jax.jit(lambda x: attend_to_best(x, 3))(given), expected_BLHA)
 
 

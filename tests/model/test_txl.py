@@ -19,7 +19,7 @@ from txl_jax.model.dropout import Dropout
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL, count_unrolled
 from txl_jax.sharding.mesh import AXES
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 
 B, L = 3, 4
 SEGMENTS = 4
@@ -250,10 +250,6 @@ def test_embeddings_replace_tokens() -> None:
         expected, actual = read(tokens_BL, memory)
         tiny.assert_equal(actual, expected)
         memory = expected[1]
-    wrong: Any = (None, None), (tokens_BL, jnp.ones((B, L, tiny.D)))
-    for tokens, inputs in wrong:
-        with pytest.raises(ValueError, match="either tokens_BL or inputs_BLD"):
-            apply(tokens, memory, inputs_BLD=inputs)
 
 
 def test_a_model_of_embeddings_has_no_parameters_for_tokens() -> None:

@@ -23,7 +23,7 @@ from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.paper import memory_table
 from txl_jax.paper.memory_rows import BASE, KINDS, base
 from txl_jax.paper.options import TableConfig
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 
 
 @pytest.mark.parametrize("task", ["recall", "wikitext2"])

@@ -18,7 +18,7 @@ from tests.support.refusal import refused
 from txl_jax.config import Config
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.layout import unstack
+from txl_jax.model.memory.key_values import unstack
 from txl_jax.paper import speed
 from txl_jax.paper.speed import (
     PAPER,
@@ -30,7 +30,7 @@ from txl_jax.paper.speed import (
     window_model,
 )
 from txl_jax.report.provenance import environment
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 
 
 def test_a_row_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 
 # The compiler's defaults, where tests/conftest.py sets others for the whole process.
 OPTIMIZED: dict[str, Any] = {}

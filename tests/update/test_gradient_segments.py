@@ -28,7 +28,7 @@ from txl_jax.kernels import xla
 from txl_jax.model import attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.segment import Segment, scanned
+from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update import step as steps
 from txl_jax.update.optim import make_optimizer, make_schedule
@@ -57,7 +57,7 @@ def in_sequence(config: ModelConfig, G: int) -> Sums:
     def total(params: Any, half: Segment, memory: Any) -> tuple[Any, Memory]:
         nll = jnp.zeros(())
         for s in range(G):
-            segment = jax.tree.map(lambda x, s=s: x[s], scanned(half))
+            segment = jax.tree.map(lambda x, s=s: x[s], OneSegment._make(half))
             one, (_, memory) = nll_sum(model, params, memory, segment, key)
             nll += one
         return nll, memory

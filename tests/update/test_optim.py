@@ -13,10 +13,9 @@ import pytest
 
 from tests.reference import Array
 from tests.support import tiny
-from txl_jax.update.init import abstract_params
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig
-from txl_jax.update.state import Average
+from txl_jax.update.state import Average, abstract_params
 
 LR, NUM_STEPS, WARMUP = 4e-3, 110, 10
 

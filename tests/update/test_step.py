@@ -20,7 +20,7 @@ from txl_jax.data.streams import Position, Streams
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.kinds import empty_memory
-from txl_jax.model.segment import OneSegment, Segment, scanned
+from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
@@ -170,7 +170,7 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     for u in range(2):
         losses, gradients, tokens = 0.0, jax.tree.map(np.zeros_like, PARAMS), 0.0
         for s in range(G * u, G * u + G):
-            segment = jax.tree.map(lambda x, s=s: x[s], scanned(segments))
+            segment = jax.tree.map(lambda x, s=s: x[s], OneSegment._make(segments))
             (loss, memory), gradient = nll_memory_and_gradient(params, memory, segment)
             losses += float(loss)
             gradients = jax.tree.map(np.add, gradients, gradient)
@@ -205,7 +205,7 @@ def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
         config = make_config(batch_chunk=parts)
         return sum_gradients(model, PARAMS, memory, segments, key, config).grads
 
-    segment = jax.tree.map(lambda x: x[0], scanned(one))
+    segment = jax.tree.map(lambda x: x[0], OneSegment._make(one))
     plain = jax.grad(functools.partial(nll_sum, model), has_aux=True)
     expected, _ = jax.jit(plain)(PARAMS, memory, segment, key)
     whole = jax.jit(functools.partial(grads, parts=1))(one)

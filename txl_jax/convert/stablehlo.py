@@ -24,8 +24,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.key_values import KeyValueMemory, NewestKeyValues
-from txl_jax.model.memory.layout import unstack
+from txl_jax.model.memory.key_values import KeyValueMemory, NewestKeyValues, unstack
 from txl_jax.model.txl import TransformerXL
 
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -29,7 +29,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.memory.protocol import MemoryLike
-from txl_jax.model.segment import OneSegment, Segment, scanned
+from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import compile_step
 from txl_jax.sharding.rules import place_segments
@@ -77,7 +77,7 @@ def add_squares(
         squares = jax.tree.map(lambda total, g: total + g * g, squares, grads)
         return (squares, memory), nll
 
-    return jax.lax.scan(add, carry, scanned(segments))
+    return jax.lax.scan(add, carry, OneSegment._make(segments))
 
 
 def adapt(
@@ -98,7 +98,7 @@ def adapt(
         grads, nll, memory = gradient(config, params, memory, segment)
         return (jax.tree.map(update, params, trained, grads, rms), memory), nll
 
-    return jax.lax.scan(read_one, carry, scanned(segments))
+    return jax.lax.scan(read_one, carry, OneSegment._make(segments))
 
 
 class Calls:

@@ -21,7 +21,7 @@ from txl_jax.kernels.dispatch import fastest
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.sharded import device_memory, target_device
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.halo import check_together
+from txl_jax.model.memory.halo import check_pieces
 from txl_jax.sharding.rules import shards
 
 # Rows of a call on one device. Parameters are read, and the memory is copied, once for
@@ -55,7 +55,7 @@ def count_segments(
     a power of two for GPU_ROWS that fits into its memory. Without a memory, or if the
     model reads segments in sequence, they are read one by one. documents: whether they
     may start inside a segment. Raises UserError for several segments if each would
-    start with visible zeros, or if `halo.check_together` refuses them.
+    start with visible zeros, or if `halo.check_pieces` refuses them.
     """
     zeros = documents and config.initial_memory == "zeros"
     if zeros and requested > 1:
@@ -67,8 +67,8 @@ def count_segments(
         return 1
     P, M = mesh.shape["segments"] if mesh else 1, config.mem_len
     if requested:
-        if requested > 1:
-            check_together(config, P, requested * L, M, L)
+        if requested > 1 and P > 1:
+            check_pieces(config, P, requested * L, M, L)
         return requested
     if config.in_sequence:
         return 1

@@ -21,7 +21,7 @@ from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.kinds import empty_fixed_memory, lay_out
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
-from txl_jax.model.segment import OneSegment, Segment, scanned
+from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.progress import compile_step
 from txl_jax.sharding.rules import letters, place_segments, shardings
@@ -91,7 +91,7 @@ def make_step(
             )
             return result[::-1]  # a scan returns its carry first
 
-        return jax.lax.scan(read_one, memory, scanned(segments))[::-1]
+        return jax.lax.scan(read_one, memory, OneSegment._make(segments))[::-1]
 
     return step
 
@@ -117,7 +117,7 @@ class Reader:
     Without a mesh, computation follows the parameters' devices. `more` returns the
     initial value of what `read` carries beside the memory, as (memory, value). The step
     is compiled once, for the first segment. Call `unstack` outside every loop (see
-    `memory.layout`).
+    `memory.key_values`).
     """
 
     def __init__(

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.adaptive_nll import Head, adaptive_nll
 from txl_jax.kernels.cluster import Table
 from txl_jax.kernels.sharded import (
     count_pieces,
@@ -22,6 +21,7 @@ from txl_jax.kernels.sharded import (
     over_streams,
     split_pieces,
 )
+from txl_jax.kernels.softmax import Head, adaptive_nll
 from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout

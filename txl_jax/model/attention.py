@@ -1,6 +1,6 @@
 """Multi-head attention over memory and segment (sections 3.2 and 3.3).
 
-Dims: J, P and C are those of `memory.layout`.
+Dims: J, P and C are those of `memory.key_values`.
 """
 
 import functools
@@ -18,7 +18,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.gate import add_residual
 from txl_jax.model.initializers import feature_norm, head_norm, weights
-from txl_jax.model.memory.layout import join_heads, project_all
+from txl_jax.model.memory.key_values import join_heads, project_all
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import position_terms, rotate_queries_and_keys
 
@@ -52,7 +52,7 @@ project.defvjp(_forward, _backward)
 class Attention(nn.Module):
     """The attention sublayer: projections, kernel, output, residual and LayerNorm.
 
-    Parameters are stacked over layers, or those of `memory.layout`.
+    Parameters are stacked over layers, or those of `memory.key_values`.
     """
 
     config: ModelConfig
@@ -121,9 +121,7 @@ class Attention(nn.Module):
         else:
             out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
         out_BLD = Dropout(config.dropout, config.variational)(out_BLD)
-        sum_BLD = add_residual(config, h_BLD, out_BLD)
-        sum_BLD = checkpoint_name(sum_BLD, "sum")
-        return sum_BLD if config.pre_lnorm else norm(sum_BLD), kept
+        return add_residual(config, norm, h_BLD, out_BLD), kept
 
     def _attend_in_order(self, operands: Operands) -> Array:
         """Returns o_BLHA of keys in the order of time, which are not rotated yet."""

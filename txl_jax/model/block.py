@@ -12,7 +12,7 @@ from txl_jax.model.initializers import feature_norm, normal, weight, weights
 from txl_jax.model.memory.compressive import Compression, CompressiveLayer
 from txl_jax.model.memory.kinds import keep_outputs
 from txl_jax.model.memory.protocol import Kept, LayerMemory
-from txl_jax.model.positions import add_to_inputs
+from txl_jax.model.positions import SCHEMES
 
 # Of gated feed-forwards; the GELU is the approximation by tanh.
 ACTIVATIONS = {"geglu": nn.gelu, "swiglu": nn.silu}
@@ -21,8 +21,8 @@ ACTIVATIONS = {"geglu": nn.gelu, "swiglu": nn.silu}
 class FeedForward(nn.Module):
     """The position-wise sublayer: two linear layers with a ReLU, and the residual.
 
-    With a gate (Shazeer 2020), a third layer's activation scales the hidden features in
-    place of the ReLU.
+    With a gate (Shazeer 2020), a third layer's activation scales the hidden features
+    instead of the ReLU.
     """
 
     config: ModelConfig
@@ -56,13 +56,11 @@ class FeedForward(nn.Module):
             x_BLF = drop(gate_BLF * x_BLF)
         else:
             x_BLF = drop(x_BLF, relu=True)
-        # The second matrix is transposed in `memory.layout`.
+        # The second matrix is transposed in `memory.key_values`.
         is_unstacked = self.has_variable("params", "out_DF")
         name, letters = ("out_DF", "DF") if is_unstacked else ("out", "FD")
         out_BLD = drop(dense(name, letters, "F", "D")(x_BLF))
-        sum_BLD = add_residual(config, h_BLD, out_BLD)
-        sum_BLD = checkpoint_name(sum_BLD, "sum")
-        return sum_BLD if config.pre_lnorm else norm(sum_BLD)
+        return add_residual(config, norm, h_BLD, out_BLD)
 
 
 class Block(nn.Module):
@@ -80,7 +78,8 @@ class Block(nn.Module):
         oldest_BL: Array,
     ) -> tuple[Array, Kept]:
         """Returns (the layer's output, what its memory keeps); see `Attention`."""
-        h_BLD = add_to_inputs(self.config, weights(self), h_BLD)
+        if make_inputs := SCHEMES[self.config.position].inputs:
+            h_BLD += make_inputs(self.config, weights(self), h_BLD.shape[1])
         attention = Attention(self.config, name="attention")
         h_BLD, kept = attention(h_BLD, layer, biases, R_RD, oldest_BL)
         if isinstance(layer, CompressiveLayer):

@@ -242,11 +242,6 @@ class ModelConfig:
 
     def _check_position(self) -> None:
         refuse(
-            self.d_model % 2,
-            f"model.d_model = {self.d_model} must be even: half of a position's "
-            "features are sines, half are cosines",
-        )
-        refuse(
             self.position in ABSOLUTE_POSITIONS and self.mem_len,
             f'model.position = "{self.position}" with a memory of mem_len = '
             f"{self.mem_len} gives two tokens one position: set mem_len to 0, or use a "
@@ -256,11 +251,6 @@ class ModelConfig:
             self.position in LEARNED_POSITIONS and not self.n_position,
             f'model.position = "{self.position}" needs model.n_position, the rows of '
             "its table",
-        )
-        refuse(
-            self.position == "rotary" and self.d_head % 2,
-            f'model.d_head = {self.d_head} must be even: model.position = "rotary" '
-            "rotates pairs of features",
         )
         refuse(
             self.same_length and not self.mem_len and not self.same_length_self,

@@ -1,16 +1,10 @@
-"""Gated residuals (Parisotto et al. 2020, GTrXL, section 3.2).
+"""The end of a sublayer: residual, gate and norm."""
 
-A gate in place of the sum after each sublayer lets a layer begin close to the identity,
-which reinforcement learning needs. With x the input of the sublayer, y the ReLU of its
-output, * the product of features and s the logistic function,
-
-    r = s(W_r y + U_r x)
-    z = s(W_z y + U_z x - b)
-    g = (1 - z) * x + z * tanh(W_g y + U_g (r * x)).
-"""
+from collections.abc import Callable
 
 import flax.linen as nn
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import normal, weight
@@ -18,19 +12,32 @@ from txl_jax.model.initializers import normal, weight
 BIAS = 2.0  # the initial b: the gates start at z = s(-2) = 0.12
 
 
-def add_residual(config: ModelConfig, x_BLD: Array, y_BLD: Array) -> Array:
-    """Returns x + y, or with model.gate the gate's combination of x and y.
+def add_residual(
+    config: ModelConfig, norm: Callable[[Array], Array], x_BLD: Array, y_BLD: Array
+) -> Array:
+    """Returns x + y, or with model.gate the gate's g; normalized unless pre_lnorm.
 
     x is the input of a sublayer and y its output. The calling module holds the gate's
     parameters.
     """
     if config.gate == "none":
-        return x_BLD + y_BLD
-    return Gate(config, name="gru")(x_BLD, nn.relu(y_BLD))
+        sum_BLD = x_BLD + y_BLD
+    else:
+        sum_BLD = Gate(config, name="gru")(x_BLD, nn.relu(y_BLD))
+    sum_BLD = checkpoint_name(sum_BLD, "sum")
+    return sum_BLD if config.pre_lnorm else norm(sum_BLD)
 
 
 class Gate(nn.Module):
-    """A gated recurrent unit over depth, whose state is the residual stream."""
+    """A gated recurrent unit over depth (Parisotto et al. 2020, section 3.2).
+
+    It lets a layer begin close to the identity, which reinforcement learning needs.
+    With y the ReLU of the sublayer's output and s the logistic function,
+
+        r = s(W_r y + U_r x)
+        z = s(W_z y + U_z x - b)
+        g = (1 - z) * x + z * tanh(W_g y + U_g (r * x)).
+    """
 
     config: ModelConfig
 

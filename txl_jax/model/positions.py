@@ -79,20 +79,16 @@ def transformer_xl(
     return PositionTerms(r_RHA, biases["u"], biases["w"])
 
 
-def learned_rows(config: ModelConfig, K: int) -> int:
-    """Returns R, the number of rows that K keys use at the end of a learned table.
-
-    The last row is distance 0. Distances beyond the table or clamp_len share a row.
-    """
-    return min(config.n_position, distances(config, K))
-
-
 def shaw(
     config: ModelConfig, weight: Weight, R_RD: None, biases: Biases, K: int
 ) -> PositionTerms:
-    """Returns learned r (Shaw et al. 2018, keys only): terms (a) and (b)."""
+    """Returns learned r (Shaw et al. 2018, keys only): terms (a) and (b).
+
+    The last row is distance 0. Distances beyond the table or clamp_len share a row.
+    """
     shape = (config.n_position, config.n_head, config.d_head)
-    return PositionTerms(weight("distances", "PHA", shape)[-learned_rows(config, K) :])
+    R = min(config.n_position, distances(config, K))
+    return PositionTerms(weight("distances", "PHA", shape)[-R:])
 
 
 def shaw_biased(
@@ -100,9 +96,9 @@ def shaw_biased(
 ) -> PositionTerms:
     """Returns the original code's variant: learned r, u, and a bias per distance."""
     bias_PH = weight("distance_bias", "PH", (config.n_position, config.n_head))
-    bias_HR = bias_PH[-learned_rows(config, K) :].T
-    learned_r = shaw(config, weight, R_RD, biases, K)
-    return learned_r._replace(u_HA=biases["u"], bias_HR=bias_HR)
+    R = min(config.n_position, distances(config, K))
+    terms = shaw(config, weight, R_RD, biases, K)
+    return terms._replace(u_HA=biases["u"], bias_HR=bias_PH[-R:].T)
 
 
 def alibi(
@@ -179,17 +175,8 @@ def sinusoidal(config: ModelConfig, L: int) -> Array:
 
 
 def learned(config: ModelConfig, weight: Weight, L: int) -> Array:
-    """Returns a layer's learned rows 0, ..., L - 1 (Al-Rfou et al. 2018).
-
-    Raises ValueError if the table has fewer rows.
-    """
-    P = config.n_position
-    if L > P:
-        raise ValueError(
-            f"a segment of {L} tokens needs more than model.n_position = {P} "
-            "positions: shorten the segment (tgt_len, ext_len) or raise n_position"
-        )
-    return weight("places", "PD", (P, config.d_model))[:L]
+    """Returns a layer's learned rows 0, ..., L - 1 (Al-Rfou et al. 2018)."""
+    return weight("places", "PD", (config.n_position, config.d_model))[:L]
 
 
 SCHEMES = {
@@ -229,9 +216,3 @@ def rotate_queries_and_keys(config: ModelConfig, operands: Operands) -> Operands
         q_BLHA=turn(q_BLHA, position_K[-q_BLHA.shape[1] :]),
         k_BKHA=turn(k_BKHA, position_K),
     )
-
-
-def add_to_inputs(config: ModelConfig, weight: Weight, h_BLD: Array) -> Array:
-    """Adds the position scheme's rows, if any, to a layer's input."""
-    make = SCHEMES[config.position].inputs
-    return h_BLD + make(config, weight, h_BLD.shape[1]) if make else h_BLD

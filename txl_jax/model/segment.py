@@ -28,21 +28,16 @@ class Segment(NamedTuple):
 
 
 class OneSegment(NamedTuple):
-    """One of the segments of a `Segment`, as the body of a scan over S sees it."""
+    """One of the segments of a `Segment`, as the body of a scan over S sees it.
+
+    `OneSegment._make(segments)` are the `xs` of such a scan; the arrays still have S.
+    """
 
     inputs_BL: "Array"
     targets_BL: "Array"
     weights_BL: "Array"
     first_BL: "Array"
     length_B: "Array"
-
-
-def scanned(segments: Segment) -> OneSegment:
-    """Returns the segments as `xs` of `jax.lax.scan`, typed as its body sees them.
-
-    The arrays still have S; the scan slices it away.
-    """
-    return OneSegment._make(segments)
 
 
 def join(segments: Segment, count: int) -> Segment:

@@ -19,7 +19,7 @@ from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import keep_sums, weight
 from txl_jax.model.memory.cache import Memory
-from txl_jax.model.memory.halo import HaloMemory, check_together, split_oldest
+from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
 from txl_jax.model.memory.kinds import make_parameter, open_memory, show_zeros
 from txl_jax.model.memory.memory_tokens import with_memory_tokens
@@ -33,7 +33,7 @@ class TransformerXL(nn.Module):
 
     Dropout is active exactly when a `dropout` rng is passed. The memory's length comes
     from its shape, so it may change without new parameters. With the parameters of
-    `memory.layout`, each layer is a module of its own, and the memory is a
+    `memory.key_values`, each layer is a module of its own, and the memory is a
     `KeyValueMemory` or, for one token at a time, a `RingMemory`.
     """
 
@@ -103,13 +103,10 @@ class TransformerXL(nn.Module):
             absolute positions, nor for documents with initial_memory = "zeros".
         """
         config = self.config
-        if (tokens_BL is None) == (inputs_BLD is None):
-            raise ValueError("give either tokens_BL or inputs_BLD")
         inputs = jnp.asarray(inputs_BLD if tokens_BL is None else tokens_BL)
         L, M = inputs.shape[1], memory.mem_len
         # Over mesh.segments, each device computes one of P pieces of the L tokens.
         P = count_pieces(inputs) if isinstance(memory, Memory) else 1
-        check_together(config, P, L, M, segment_len)
         if first_BL is not None and config.initial_memory == "zeros":
             memory = show_zeros(memory, first_BL[:, 0])
             first_BL = first_BL.at[:, 0].set(False)
@@ -119,6 +116,7 @@ class TransformerXL(nn.Module):
             config, memory, self.memory_parameter, L, first_BL, length_B, segment_len
         )
         if isinstance(memory, Memory) and P > 1:
+            check_pieces(config, P, L, M, segment_len)
             call_memory = HaloMemory.of(memory, P, L, length_B)
             inputs, oldest_BL = split_pieces(inputs, P), split_oldest(oldest_BL, P)
         if tokens_BL is None:
@@ -128,18 +126,18 @@ class TransformerXL(nn.Module):
         if self.scheme.embeddings:
             h_BLD += self.scheme.embeddings(config, L).astype(config.compute_dtype)
         h_BLD = self.drop_rows(h_BLD)
-        h_BLD, kept = self.run_layers(h_BLD, call_memory, oldest_BL, M + L)
+        h_BLD, kept = self.run_layers(h_BLD, call_memory, oldest_BL, M, L)
         hidden_BLD = join_pieces(self.drop_rows(h_BLD), P)
         return hidden_BLD, call_memory.append(kept, length_B, first_BL)
 
     @with_memory_tokens
     def run_layers(
-        self, h_BLD: Array, memory: CallMemory, oldest_BL: Array, distances: int
+        self, h_BLD: Array, memory: CallMemory, oldest_BL: Array, M: int, T: int
     ) -> tuple[Array, Kept]:
         """Returns (the last layer's output, what the memory keeps of all layers).
 
-        distances: those of the whole call; the dropout mask covers all of them and a
-        piece uses the newest K, so the mask does not depend on the mesh.
+        T: the tokens of the whole call; dropout covers all M + T distances and a piece
+        uses the nearest ones, so the mask does not depend on the mesh.
         """
         if self.is_unstacked:
             entries = []
@@ -149,10 +147,10 @@ class TransformerXL(nn.Module):
             return h_BLD, entries
         dtype = self.config.compute_dtype
         biases = jax.tree.map(lambda bias_NHA: bias_NHA.astype(dtype), self.biases)
-        R_RD, K = None, memory.mem_len + h_BLD.shape[1]
+        R_RD = None
         if self.scheme.encoding:
-            R_RD = self.scheme.encoding(self.config, distances).astype(dtype)
-            R_RD = self.drop_R(R_RD)[-K:]
+            R_RD = self.scheme.encoding(self.config, M + T).astype(dtype)
+            R_RD = self.drop_R(R_RD)[-(M + h_BLD.shape[1]) :]
         return self.layers(h_BLD, memory.layers, biases, R_RD, oldest_BL)
 
     def nll(

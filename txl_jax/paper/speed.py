@@ -47,7 +47,7 @@ from txl_jax.report.plots import empty, save
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.update.init import init_params
+from txl_jax.update.state import init_params
 from txl_jax.workdir.fit import find_vocab
 from txl_jax.workdir.folder import CONFIG
 from txl_jax.workdir.load import load

@@ -34,10 +34,9 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.kinds import added_losses, empty_memory
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
-from txl_jax.model.segment import OneSegment, Segment, join, scanned
+from txl_jax.model.segment import OneSegment, Segment, join
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import Tree, letters
-from txl_jax.update.init import init_state
 from txl_jax.update.optim import (
     AddToAverage,
     Schedule,
@@ -46,7 +45,7 @@ from txl_jax.update.optim import (
     make_schedule,
 )
 from txl_jax.update.options import OptimConfig, TrainConfig
-from txl_jax.update.state import Metrics, Program, TrainState, TrainStep
+from txl_jax.update.state import Metrics, Program, TrainState, TrainStep, init_state
 
 # By the code in an update's metrics.
 REASONS = (
@@ -150,7 +149,7 @@ def sum_gradients(
     zero = jnp.zeros(())
     added = dict.fromkeys(added_losses(model.config, memory, zero), zero)
     carry = (zero, zero, added, zeros), jax.tree.map(split, memory, axes)
-    xs = jnp.arange(J), scanned(segments)
+    xs = jnp.arange(J), OneSegment._make(segments)
     (total, memory), _ = jax.lax.scan(add_segment, carry, xs)
     return GradientSum(*total, memory=jax.tree.map(join_streams, memory, axes))
 

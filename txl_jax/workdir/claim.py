@@ -17,7 +17,7 @@ from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
-from txl_jax.update.init import abstract_params
+from txl_jax.update.state import abstract_params
 from txl_jax.workdir.folder import CONFIG, RUN, VOCAB, read_config
 
 IMPORTED = "imported"  # in run.json: the source of an imported model

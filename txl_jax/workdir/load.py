@@ -30,7 +30,7 @@ from txl_jax.report.progress import waiting
 from txl_jax.runtime import storage
 from txl_jax.sharding.mesh import nearest_mesh
 from txl_jax.sharding.rules import shardings
-from txl_jax.update.init import abstract_params, init_params
+from txl_jax.update.state import abstract_params, init_params
 from txl_jax.workdir.claim import check_same_run, read_run, trained_on
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CONFIG, VOCAB, find, read_config

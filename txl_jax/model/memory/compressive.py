@@ -28,7 +28,6 @@ from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.cache import CacheLayer
 from txl_jax.model.memory.interval import last_start, window
-from txl_jax.model.memory.protocol import MemoryLike
 
 
 @flax.struct.dataclass
@@ -148,7 +147,7 @@ class CompressiveMemory:
     error_B: how much attention to the slots that the last segment added differs from
         attention to their states: the mean square per feature of a head's result,
         summed over layers. Zero unless the compression learns.
-    length_B: in a call (`open_slots`), the number of real tokens; None = all.
+    length_B: in a call, the number of real tokens; None = all.
     """
 
     h_NBMD: Array
@@ -248,9 +247,3 @@ class CompressiveMemory:
             error_B=jnp.sum(error_NB, axis=0),
             length_B=None,
         )
-
-
-def open_slots(memory: MemoryLike, length_B: Array | None) -> CompressiveMemory:
-    """Returns the memory for a call with length_B real tokens per stream."""
-    assert isinstance(memory, CompressiveMemory), "use kinds.empty_memory"
-    return dataclasses.replace(memory, length_B=length_B)

@@ -1,8 +1,7 @@
 """The memory of a call whose tokens lie on several devices along the text.
 
-The mesh's axis "segments" has P parts. A call with T tokens per stream is computed as P
-pieces of X = T / P tokens. Code that treats streams independently sees each piece as a
-stream: piece p of stream b is row p B + b. In each layer a piece needs the newest M
+Code that treats streams independently sees each of the P pieces of a stream's tokens as
+a stream (`kernels.sharded.split_pieces`). In each layer a piece needs the newest M
 inputs before it, as a stream needs its memory. Each device passes those of its own
 piece to the next one (a halo exchange); the first piece has the memory.
 
@@ -33,20 +32,11 @@ def split_oldest(oldest_BT: Array, P: int) -> Array:
     return jnp.maximum(oldest_YX - first_Y[:, None], 0)
 
 
-def check_together(
-    config: ModelConfig, P: int, T: int, M: int, segment_len: int
-) -> None:
-    """Raises UserError unless a call may read T tokens in P pieces.
+def check_pieces(config: ModelConfig, P: int, T: int, M: int, segment_len: int) -> None:
+    """Raises UserError unless a call may read T tokens in P > 1 pieces.
 
     Each segment and each piece may need only the newest M states before it.
     """
-    if config.in_sequence and (P > 1 or 0 < segment_len < T):
-        raise UserError(
-            f"{config.in_sequence} reads one segment after the other: set "
-            "train.gradient_segments, eval.segments_per_step and mesh.segments to 1"
-        )
-    if P == 1:
-        return
     rule = f"mesh.segments = {P} splits the T = {T} tokens that are computed together"
     if config.position in ABSOLUTE_POSITIONS:
         raise UserError(f'{rule}, which model.position = "{config.position}" numbers')
@@ -119,11 +109,6 @@ class HaloMemory(NamedTuple):
         return cls(memory, length_B - T // P * jnp.arange(P)[:, None], T // P)
 
     @property
-    def mem_len(self) -> int:
-        """The length M."""
-        return self.memory.mem_len
-
-    @property
     def layers(self) -> HaloLayer:
         """The layers' memories, stacked."""
         h_NBMD = self.memory.layers.h_BMD
@@ -145,5 +130,5 @@ class HaloMemory(NamedTuple):
         kept_NPBMD = kept.reshape(len(kept), P, B, *kept.shape[2:])
         kept_NPBMD = jnp.where(is_last_PB[..., None, None], kept_NPBMD, 0)
         h_NBMD = jnp.sum(kept_NPBMD, axis=1).astype(self.memory.h_NBMD.dtype)
-        filled_B = count_filled(self.memory.filled_B, self.mem_len, length_B, first_BL)
-        return Memory(h_NBMD, filled_B)
+        M, filled_B = self.memory.mem_len, self.memory.filled_B
+        return Memory(h_NBMD, count_filled(filled_B, M, length_B, first_BL))

@@ -2,7 +2,9 @@
 
 With fixed parameters, a token's keys and values and the projected distances never
 change. They are computed once, whereas training projects the memory again for every
-segment. Results equal those of `cache.Memory`.
+segment. Results equal those of `cache.Memory`. `unstack` lays the parameters out.
+
+Dims: J = 3 of q, k and v, P = 2 parts of C = D / 2 columns, X = H A, Y tokens.
 """
 
 import dataclasses
@@ -24,7 +26,6 @@ from txl_jax.model.memory.interval import (
     newest,
     window,
 )
-from txl_jax.model.memory.layout import project_all
 from txl_jax.model.positions import SCHEMES, position_terms
 
 
@@ -116,7 +117,7 @@ class KeyValueMemory:
     ) -> "KeyValueMemory":
         """Returns the initial memory, as `Memory.empty`, for calls of tgt_len tokens.
 
-        `params` are laid out (`layout.unstack`). window_len: see `KeyValues`; 0 =
+        `params` are laid out (`unstack`). window_len: see `KeyValues`; 0 =
         tgt_len.
         """
         dtype, scheme = config.compute_dtype, SCHEMES[config.position]
@@ -167,24 +168,19 @@ class KeyValueMemory:
     ) -> "KeyValueMemory":
         """Returns the keys and values of a `Memory`, for calls of tgt_len tokens.
 
-        `params` are laid out (`layout.unstack`).
+        `params` are laid out (`unstack`).
         """
         B, M = len(memory.filled_B), memory.mem_len
-        empty = cls.empty(config, params, B, tgt_len, M)
-
-        def layer(n: int, layer: KeyValues) -> KeyValues:
-            own = params[f"layers_{n}"]["attention"]
-            k_HBMA, v_HBMA = map(
-                heads_first, project_states(config, own, memory.h_NBMD[n])
-            )
-            return dataclasses.replace(
-                layer,
-                k_HBKA=layer.k_HBKA.at[:, :, tgt_len:].set(k_HBMA),
-                v_HBKA=layer.v_HBKA.at[:, :, tgt_len:].set(v_HBMA),
-            )
-
-        layers = tuple(layer(n, each) for n, each in enumerate(empty.layers))
-        return dataclasses.replace(empty, layers=layers, filled_B=memory.filled_B)
+        states = [
+            project_states(config, params[f"layers_{n}"]["attention"], h_BMD)
+            for n, h_BMD in enumerate(memory.h_NBMD)
+        ]
+        k_NHBMA, v_NHBMA = (
+            jnp.stack([heads_first(x_BMHA) for x_BMHA in each])
+            for each in zip(*states, strict=True)
+        )
+        saved = NewestKeyValues(k_NHBMA, v_NHBMA, memory.filled_B)
+        return cls.empty(config, params, B, tgt_len, M).resume(saved)
 
     def resume(self, saved: NewestKeyValues) -> "KeyValueMemory":
         """Returns an initial memory with saved keys and values, the newest that fit."""
@@ -275,3 +271,48 @@ def project_states(
     if config.qk_norm:
         k_BKHA = head_norm(config).apply({"params": params["k_norm"]}, k_BKHA)
     return k_BKHA, v_BKHA
+
+
+def unstack(params: Params) -> Params:
+    """Lays out the parameters of a `TransformerXL`; call it outside the loop.
+
+    XLA:CPU reads the result fastest for one token. Slices of stacked parameters would
+    be copies, which take most of that time, so every layer has separate parameters.
+    W_q, W_k and W_v are one matrix, qkv_DJHA; W_o is two halves, o_PHAC, which are
+    computed on two cores; the feed-forward's second matrix is [D, F]. Modules recognize
+    the layout by the names of these parameters.
+    """
+
+    def lay_out(layer: Params) -> Params:
+        attention, feed_forward = dict(layer["attention"]), dict(layer["feed_forward"])
+        qkv_JHAD = jnp.stack([attention.pop(name) for name in "qkv"])
+        attention["qkv"] = jnp.moveaxis(qkv_JHAD, -1, 0)
+        attention["o_halves"] = jnp.stack(jnp.split(attention.pop("o"), 2, axis=-1))
+        out = feed_forward.pop("out")
+        feed_forward["out_DF"] = {"kernel": out["kernel"].T, "bias": out["bias"]}
+        return layer | {"attention": attention, "feed_forward": feed_forward}
+
+    layers = params["layers"]
+    N = jax.tree.leaves(layers)[0].shape[0]
+    separate = {
+        f"layers_{n}": lay_out(jax.tree.map(lambda leaf, n=n: leaf[n], layers))
+        for n in range(N)
+    }
+    return {name: leaf for name, leaf in params.items() if name != "layers"} | separate
+
+
+def project_all(x_BYD: Array, qkv_DJHA: Array) -> tuple[Array, Array, Array]:
+    """Returns queries, keys and values."""
+    qkv_BYJHA = jnp.einsum("BYD,DJHA->BYJHA", x_BYD, qkv_DJHA)
+    return qkv_BYJHA[:, :, 0], qkv_BYJHA[:, :, 1], qkv_BYJHA[:, :, 2]
+
+
+def join_heads(o_BLHA: Array, o_PHAC: Array) -> Array:
+    """Returns the attention's output, out_BLD."""
+    # With two contracted dimensions, XLA:CPU would transpose the weights first, which
+    # takes as long as the product.
+    P, H, A, C = o_PHAC.shape
+    B, L = o_BLHA.shape[:2]
+    o_PBLX = jnp.broadcast_to(o_BLHA.reshape(B, L, H * A), (P, B, L, H * A))
+    o_PXC = o_PHAC.reshape(P, H * A, C)
+    return jnp.einsum("PBLX,PXC->BLPC", o_PBLX, o_PXC).reshape(B, L, P * C)

@@ -18,9 +18,8 @@ from jax import Array
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.cache import CacheLayer, Memory
-from txl_jax.model.memory.compressive import CompressiveMemory, open_slots
-from txl_jax.model.memory.key_values import KeyValueMemory, project_states
-from txl_jax.model.memory.layout import unstack
+from txl_jax.model.memory.compressive import CompressiveMemory
+from txl_jax.model.memory.key_values import KeyValueMemory, project_states, unstack
 from txl_jax.model.memory.memory_tokens import TokenMemory, make_tokens, open_tokens
 from txl_jax.model.memory.protocol import (
     AnyMemory,
@@ -68,7 +67,10 @@ def open_memory(
     if config.memory_tokens:
         assert parameter is not None
         return open_tokens(memory, parameter, L, first_BL, length_B, segment_len)
-    return open_slots(memory, length_B) if config.compressed_len else memory
+    if isinstance(memory, CompressiveMemory):
+        return dataclasses.replace(memory, length_B=length_B)
+    opened: Any = memory
+    return opened
 
 
 def added_losses(

@@ -29,7 +29,7 @@ from txl_jax.model.memory.interval import find_oldest, last_start, window
 from txl_jax.model.memory.protocol import CallMemory, Kept, MemoryLike
 
 # `TransformerXL.run_layers`, with the module as the first argument.
-RunLayers = Callable[[Any, Array, CallMemory, Array, int], tuple[Array, Kept]]
+RunLayers = Callable[[Any, Array, CallMemory, Array, int, int], tuple[Array, Kept]]
 
 
 @flax.struct.dataclass
@@ -62,11 +62,6 @@ class TokenMemory:
         """The visible slots of the paper's memory."""
         return self.text.filled_B
 
-    @property
-    def layers(self) -> CacheLayer:
-        """The layers of the paper's memory, stacked."""
-        return self.text.layers
-
     def append(
         self, kept: Kept, length_B: Array | None, first_BL: Array | None
     ) -> "TokenMemory":
@@ -88,14 +83,9 @@ class OpenTokens(NamedTuple):
     segment_len: int
 
     @property
-    def mem_len(self) -> int:
-        """The length M of the paper's memory."""
-        return self.memory.mem_len
-
-    @property
     def layers(self) -> CacheLayer:
         """The layers of the paper's memory, stacked."""
-        return self.memory.layers
+        return self.memory.text.layers
 
     def append(
         self, kept: TokenMemory, length_B: Array | None, first_BL: Array | None
@@ -160,7 +150,7 @@ def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
         token_BT = jnp.clip(jnp.arange(L + 2 * W) - W, 0, last_B1)
         oldest_BT = jnp.take_along_axis(oldest_BL, token_BT, axis=1)
         h_BTD, kept_NBTD = run_layers(
-            module, h_BTD, memory.text, oldest_BT, M + L + 2 * W
+            module, h_BTD, memory.text, oldest_BT, M, L + 2 * W
         )
         written_BWD = window(h_BTD[None], W + length_B, W)[0]
         kept = kept_NBTD[:, :, W : W + L], written_BWD
@@ -173,11 +163,12 @@ def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
         h_BTD: Array,
         memory: CallMemory,
         oldest_BT: Array,
-        distances: int,
+        M: int,
+        T: int,
     ) -> tuple[Array, Kept]:
         if not isinstance(memory, OpenTokens):
-            return run_layers(module, h_BTD, memory, oldest_BT, distances)
-        (B, T), L = h_BTD.shape[:2], memory.segment_len
+            return run_layers(module, h_BTD, memory, oldest_BT, M, T)
+        B, L = len(h_BTD), memory.segment_len
 
         def cut(x_BT: Array) -> Array:
             x_BSL = x_BT.reshape(B, T // L, L, *x_BT.shape[2:])

@@ -35,10 +35,6 @@ class CallMemory(Protocol):
     """The memory of all layers, as a call reads it."""
 
     @property
-    def mem_len(self) -> int:
-        """The length M."""
-
-    @property
     def layers(self) -> Any:
         """A LayerMemory stacked over the layers, or a tuple of one for each."""
 
@@ -51,8 +47,12 @@ class CallMemory(Protocol):
         """
 
 
-class MemoryLike(CallMemory, Protocol):
+class MemoryLike(Protocol):
     """The memory of all layers between calls, a pytree."""
+
+    @property
+    def mem_len(self) -> int:
+        """The length M."""
 
     @property
     def filled_B(self) -> Array:
@@ -64,7 +64,7 @@ class MemoryLike(CallMemory, Protocol):
     def append(
         self, kept: Kept, length_B: Array | None, first_BL: Array | None
     ) -> Self:
-        """Returns the memory after a segment, of the same kind."""
+        """Returns the memory after a segment, of the same kind; see `CallMemory`."""
 
 
 AnyMemory = TypeVar("AnyMemory", bound=MemoryLike)

@@ -5,11 +5,12 @@ best of those that its local attention does not see, and a gate for each head mi
 two results. Retrieved keys have no position. The search normalizes keys and queries
 since stored keys come from older parameters.
 
-Dims: T slots of the store, X = T + L candidates.
+Dims: T slots of the store, X = T + L candidates, J of them that a query takes.
 """
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -17,9 +18,17 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.operands import Kernel, Operands
-from txl_jax.kernels.top_keys import KEEP_FOUND, Candidates, attend_to_best
+from txl_jax.kernels.sharded import (
+    divides,
+    over_heads,
+    split_mesh,
+    stream_axes,
+    target_device,
+)
+from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import normal
 from txl_jax.model.memory.cache import Memory
@@ -27,6 +36,12 @@ from txl_jax.model.memory.interval import count_filled, find_oldest
 from txl_jax.model.memory.protocol import Kept, LayerMemory, MemoryLike
 
 INITIAL_GATE = -2.0  # almost closed: sigmoid(-2) = 0.12
+# The share of the best keys that the approximate search of TPUs finds on average.
+RECALL = 0.95
+# The scores that a device holds at once, 256 MiB in float32.
+SCORES = 2**26
+# The backward pass computes all but the search again: its scores are too many to keep.
+KEEP_FOUND = jax.checkpoint_policies.save_only_these_names("found")
 
 
 @flax.struct.dataclass
@@ -61,11 +76,6 @@ class RetrievalMemory:
     def filled_B(self) -> Array:
         """The visible slots of the local memory."""
         return self.local.filled_B
-
-    @property
-    def layers(self) -> Any:
-        """The local memory's layers."""
-        return self.local.layers
 
     def append(
         self, kept: Kept, length_B: Array | None, first_BL: Array | None
@@ -110,11 +120,6 @@ class OpenStore(NamedTuple):
     gate_H: Array
     time_BX: Array
     oldest_BL: Array
-
-    @property
-    def mem_len(self) -> int:
-        """The length M of the local memory."""
-        return self.memory.mem_len
 
     @property
     def layers(self) -> Any:
@@ -203,6 +208,59 @@ class RetrievalLayer(NamedTuple):
             self.store, self.is_here, o_BLHA, stop_BL, q_BLHA, k_BLHA, v_BLHA
         )
         return o_BLHA, kept
+
+
+class Candidates(NamedTuple):
+    """Queries and what they may take: the keys of times oldest <= time < stop."""
+
+    q_BLHA: Array
+    k_BHXA: Array
+    v_BHXA: Array
+    time_BX: Array  # int32, as the next two
+    oldest_BL: Array
+    stop_BL: Array
+
+
+def attend_to_best(candidates: Candidates, top_k: int) -> Array:
+    """Returns o_BLHA, the attention of each query to its top_k best keys.
+
+    It is 0 for a query without candidates. The search is approximate on TPUs (RECALL)
+    and exact elsewhere. On a mesh, each device computes its own streams and heads.
+    """
+    attend = functools.partial(_attend_to_best, top_k=top_k)
+    B, _, H, _ = candidates.q_BLHA.shape
+    mesh = split_mesh(candidates.q_BLHA)
+    if mesh is None or not divides(mesh, B, H):
+        return attend(candidates)
+    return over_heads(attend, candidates, mesh, stream_axes(mesh, B))
+
+
+def _attend_to_best(candidates: Candidates, top_k: int) -> Array:
+    q_BLHA, k_BHXA, v_BHXA, time_BX, oldest_BL, stop_BL = candidates
+    B, H, X, A = k_BHXA.shape
+    find = jax.lax.top_k
+    if target_device().device_kind.startswith("TPU"):
+        find = functools.partial(jax.lax.approx_max_k, recall_target=RECALL)
+    take = jax.vmap(jax.vmap(lambda x_XA, found_J: x_XA[found_J]))
+
+    def attend_one(q_BHA: Array, oldest_B: Array, stop_B: Array) -> Array:
+        seen_BX = (time_BX >= oldest_B[:, None]) & (time_BX < stop_B[:, None])
+        score_BHX = product("BHA,BHXA->BHX", jax.lax.stop_gradient(q_BHA), k_BHXA)
+        score_BHX = jnp.where(seen_BX[:, None], score_BHX, -jnp.inf)
+        best_BHJ, found_BHJ = find(score_BHX, min(top_k, X))
+        found_BHJ = checkpoint_name(found_BHJ, "found")
+        seen_BHJ = checkpoint_name(best_BHJ > -jnp.inf, "found")
+        k_BHJA, v_BHJA = take(k_BHXA, found_BHJ), take(v_BHXA, found_BHJ)
+        score_BHJ = product("BHA,BHJA->BHJ", q_BHA, k_BHJA) / math.sqrt(A)
+        p_BHJ = jax.nn.softmax(score_BHJ, axis=-1, where=seen_BHJ)
+        return product("BHJ,BHJA->BHA", p_BHJ.astype(v_BHJA.dtype), v_BHJA)
+
+    o_LBHA = jax.lax.map(
+        lambda query: jax.checkpoint(attend_one, policy=KEEP_FOUND)(*query),
+        tuple(jnp.swapaxes(x_BL, 0, 1) for x_BL in (q_BLHA, oldest_BL, stop_BL)),
+        batch_size=max(SCORES // (B * H * X), 1),
+    )
+    return jnp.swapaxes(o_LBHA, 0, 1).astype(q_BLHA.dtype)
 
 
 def normalize(x_BLHA: Array) -> Array:
