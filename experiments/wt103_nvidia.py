@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
     c.train.update(batch_size=256, tgt_len=192, num_steps=40_000, order="roll")
     c.train.update(segments_per_call=4, eval_every=5000)
     c.checkpoint.every_steps = 5000
-    c.optim.update(optimizer="lamb", lr=0.01, epsilon=1e-6)
+    c.optim.update(optimizer="lamb", lr=0.01)
     c.optim.update(warmup_steps=1000, min_lr_ratio=0.1)
     c.eval.update(streams=16, tgt_len=64, mem_len=640, clamp_len=400, same_length=True)
     c.eval.warm_start = True

@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
     c.train.update(batch_size=128, tgt_len=384, num_steps=100_000, order="roll")
     c.train.update(segments_per_call=4, eval_every=5000)
     c.checkpoint.every_steps = 5000
-    c.optim.update(optimizer="lamb", lr=0.01, epsilon=1e-6)
+    c.optim.update(optimizer="lamb", lr=0.01)
     c.optim.update(warmup_steps=16_000, min_lr_ratio=0.01)
     c.eval.update(streams=16, tgt_len=128, mem_len=1600, clamp_len=1000)
     c.eval.update(same_length=True, warm_start=True)

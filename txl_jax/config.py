@@ -31,7 +31,7 @@ from txl_jax.model.config import (
     pytorch,
     tensorflow,
 )
-from txl_jax.paper.options import AttentionConfig, ReclConfig, TableConfig
+from txl_jax.paper.options import ReclConfig, TableConfig
 from txl_jax.runtime import storage
 from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.storage import DAMAGE
@@ -53,7 +53,6 @@ class Config:
     eval: EvalConfig = EvalConfig()
     generate: GenerateConfig = GenerateConfig()
     score: ScoreConfig = ScoreConfig()
-    attention: AttentionConfig = AttentionConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     mesh: MeshConfig = MeshConfig()
     run: RunConfig = RunConfig()

@@ -295,7 +295,9 @@ def test_preparing_a_text(home: Home, tmp_path: Path) -> None:
 
 
 def test_mapping_attention(home: Home) -> None:
-    result = home.read("attention", "--config.eval.mem_len=12", "--segments=2").result
+    result = home.read(
+        "attention", "--config.eval.mem_len=12", "--max_tokens=16"
+    ).result
     assert (result["span_tokens"], result["targets"]) == (12, 16)
     assert documented("attention", result) and len(result["memory_mass"]) == 2
     files = {name: Path(path) for name, path in result["files"].items()}
@@ -306,7 +308,7 @@ def test_mapping_attention(home: Home) -> None:
 @pytest.mark.parametrize(
     "mode, flag, name",
     [
-        ("attention", "--segments=2", "attention_heads.png"),
+        ("attention", "--max_tokens=16", "attention_heads.png"),
         ("evaluate", "--sweep=cold_start=9", "cold_start.json"),
         ("train", "--config.eval.split=valid", "sample.txt"),
     ],

@@ -93,7 +93,9 @@ def test_results_match_a_local_run(home: Home, uploaded: str, tmp_path: Path) ->
 
 
 def test_attention_and_recl(store: Store, uploaded: str) -> None:
-    result = command("--mode=attention", f"--workdir={uploaded}", "--segments=1").result
+    result = command(
+        "--mode=attention", f"--workdir={uploaded}", "--max_tokens=8"
+    ).result
     written = [*result["files"].values()]
     argv = [f"--workdir={uploaded}/recl", f"--workdirs={uploaded},{uploaded}/"]
     sizes = ["--contexts=4,8,4", "--positions=20"]

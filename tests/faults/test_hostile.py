@@ -45,7 +45,6 @@ from txl_jax.errors import UserError
 from txl_jax.generate import texts
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.paper import table
-from txl_jax.paper.options import TableConfig
 from txl_jax.report import log
 from txl_jax.workdir import claim
 
@@ -157,7 +156,7 @@ RECORD: dict[str, Any] = {
 }
 CONFIG = json.loads(json.dumps(dataclasses.asdict(configs.Config())))
 RUN = {"config": CONFIG, "data": {"splits": {}}, "starts": [{}]}
-ROW = table.row_config("wt103_128m", TableConfig(), {"train.num_steps": "40"})
+ROW = table.row_config("wt103_128m", {"train.num_steps": "40"})
 LENGTHS = {str(length): 1.0 for length in table.lengths(ROW)}
 FINISHED = {"asked": table.identity(ROW), "nll_nats": LENGTHS}
 MODEL, WEIGHTS = saved_case("div_val_2")

@@ -24,11 +24,10 @@ from txl_jax.model.initializers import feature_norm
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper import attention_map
 from txl_jax.paper.attention_map import WHOLE
-from txl_jax.paper.options import AttentionConfig
 
 L, SPAN, FIRST = 4, 6, 8  # the first segment's start after a full span
 TOKENS = tiny.make_tokens(1, 60)[0]
-CONFIG, EVAL = AttentionConfig(segments=3), EvalConfig(tgt_len=L, mem_len=SPAN)
+EVAL = EvalConfig(tgt_len=L, mem_len=SPAN, max_tokens=3 * L)
 
 
 @functools.cache
@@ -115,7 +114,7 @@ def test_terms_match_section_3_3() -> None:
 
 def test_averages_include_only_targets_that_see_the_span() -> None:
     params = tiny.make_params()
-    loaded = tiny.loaded(params, attention=CONFIG, eval=EVAL)
+    loaded = tiny.loaded(params, eval=EVAL)
     maps = attention_map.make_maps(loaded, TOKENS)
     assert maps.shown_I.tolist() == list(range(FIRST, FIRST + maps.targets))
     for mean_NHR in (maps.shown_NHIR, *maps.mean_NHR.values()):
@@ -141,8 +140,8 @@ def test_a_short_split_or_span_and_other_memories_are_refused() -> None:
         (99, SPAN, "need .* tokens, but it has 60"),
         (3, 1, "eval.mem_len = 1: attention maps need at least 2"),
     ):
-        eval = EvalConfig(tgt_len=L, mem_len=mem_len)
-        loaded = tiny.loaded(attention=AttentionConfig(segments), eval=eval)
+        eval = EvalConfig(tgt_len=L, mem_len=mem_len, max_tokens=segments * L)
+        loaded = tiny.loaded(eval=eval)
         with refused(message):
             attention_map.make_maps(loaded, TOKENS)
     for kind in (tiny.COMPRESSED, tiny.TOKENS):

@@ -55,7 +55,7 @@ def test_an_interrupted_table_resumes(
     monkeypatch.setattr(memory_table, "measure", measure)
     argv = [
         *("--mode=table", "--table=memories", f"--workdir={tmp_path}", "--seeds=2"),
-        *("--tasks=copying_48", "--rows=paper,none,cache"),
+        "--rows=copying_48,paper,none,cache",
     ]
     assert command(*argv).status == RETRY
     result = command(*argv).result
@@ -92,10 +92,8 @@ def test_a_verdict_needs_three_seeds_and_a_difference_above_their_spread() -> No
     assert "fewer than 3" in memory_table.judge([-0.1, -0.2])
     with refused("Table memories has no row 'pepar' .did you mean 'paper'"):
         TableConfig(table="memories", rows=("pepar",))
-    with refused("Table 6 has no task"):
-        TableConfig(tasks=("stdlib",))
-    with refused("table.scale"):
-        TableConfig(table="memories", scale="full")
+    with refused("Table 6 has no row 'stdlib'"):
+        TableConfig(rows=("stdlib",))
 
 
 def test_tokens_are_scored_in_the_order_of_the_text() -> None:
@@ -147,7 +145,7 @@ def test_the_state_of_a_stream_counts_all_arrays() -> None:
 def test_a_table_is_trained_and_scored(tmp_path: Path) -> None:
     argv = [
         *("--mode=table", "--table=memories", f"--workdir={tmp_path / 'runs'}"),
-        *("--tasks=copying_48,stdlib", "--seeds=1", "--config.train.num_steps=8"),
+        *("--rows=copying_48,stdlib", "--seeds=1", "--config.train.num_steps=8"),
         *("--config.eval.max_tokens=4000", f"--config.data.data_dir={tmp_path}"),
     ]
     result = command(*argv).result

@@ -81,8 +81,8 @@ def test_hours_and_revisions_of_all_runs_are_reported(tmp_path: Path) -> None:
 ROWS = [(number, name) for number, rows in TABLES.items() for name in rows]
 
 
-def shrunk(number: str, name: str) -> Config:
-    return table.row_config(name, TableConfig(table=number), {})
+def shrunk(name: str) -> Config:
+    return table.row_config(name, {})
 
 
 def differences(one: Config, other: Config) -> set[str]:
@@ -104,13 +104,11 @@ def test_a_row_describes_its_config(number: str, name: str) -> None:
     assert config.model.position == POSITIONS[row.encoding]
     assert row.recurrence == (config.model.mem_len > 0)
     assert config.train.half_loss == (row.loss == "half")
-    full = TableConfig(table=number, scale="full")
-    assert table.row_config(name, full, {}) == config
-    second = table.row_config(name, full, {}, 1)
-    assert differences(second, config) == {"train.seed"}
+    first, second = (table.row_config(name, {}, seed) for seed in (0, 1))
+    assert differences(second, first) == {"train.seed"}
     if row.parent:  # the miniatures differ as the published configs do
         published = differences(config, configs.parse(configs.load(row.parent)))
-        small = differences(shrunk(number, name), shrunk(number, row.parent))
+        small = differences(shrunk(name), shrunk(row.parent))
         # More layers bring their unrolling; the sizes of a larger model are not kept.
         assert small - published <= {"model.unroll"}
         larger = {"model.dropout", "train.batch_size", "train.num_steps"}
@@ -119,18 +117,18 @@ def test_a_row_describes_its_config(number: str, name: str) -> None:
 
 def test_a_miniature_has_an_eighth_of_the_lengths_and_takes_overrides() -> None:
     flags = {"train.num_steps": "80", "train.batch_size": "4"}
-    row = table.row_config("wt103_shaw", TableConfig(), flags, 2)
+    row = table.row_config("wt103_shaw", flags, 2)
     lengths = (row.model.mem_len, row.train.tgt_len, row.model.n_position)
     assert lengths == (16, 16, 32)
     assert (row.train.num_steps, row.train.batch_size) == (80, 4)
     assert (row.train.seed, row.eval.max_tokens) == (1113, table.SCORED)
     assert (row.optim.warmup_steps, row.checkpoint.every_steps) == (8, 20)
     # The largest distance in training; a table's last row serves all greater ones.
-    assert (shrunk("6", "wt103_128m").eval.clamp_len, row.eval.clamp_len) == (31, 0)
+    assert (shrunk("wt103_128m").eval.clamp_len, row.eval.clamp_len) == (31, 0)
 
 
 def test_every_token_attends_to_the_given_length() -> None:
-    memory, window = shrunk("6", "wt103_128m"), shrunk("6", "wt103_no_recurrence")
+    memory, window = shrunk("wt103_128m"), shrunk("wt103_no_recurrence")
     assert (table.init_len(memory), table.init_len(window)) == (32, 16)
     assert table.lengths(memory) == [16, 24, 32, 48, 64, 80]
     for length in table.lengths(memory):
@@ -140,7 +138,7 @@ def test_every_token_attends_to_the_given_length() -> None:
     for length in table.lengths(window):
         config = table.attend(window, length)
         assert (config.mem_len, config.tgt_len + config.ext_len) == (0, length)
-    assert table.lengths(shrunk("6", "wt103_al_rfou")) == [8, 12, 16]
+    assert table.lengths(shrunk("wt103_al_rfou")) == [8, 12, 16]
     one = {"train.tgt_len": "1"}
-    shortest = table.row_config("wt103_no_recurrence", TableConfig(), one)
+    shortest = table.row_config("wt103_no_recurrence", one)
     assert min(table.lengths(shortest)) == 1  # the token that is scored

@@ -52,7 +52,7 @@ def execute(
     """Runs a notebook in tmp_path at a small size; returns what it printed."""
     monkeypatch.setenv("TXL_RUNS", str(runs))
     monkeypatch.setenv("TXL_LENGTHS", "0,16")
-    monkeypatch.setenv("TXL_ATTENTION_FLAGS", "--segments=1 --config.eval.mem_len=160")
+    monkeypatch.setenv("TXL_ATTENTION_FLAGS", "--max_tokens=128 --mem_len=160")
     monkeypatch.setenv("TXL_CHECK_MINUTES", "0.5")
     monkeypatch.setenv("TXL_CHECK_FLAGS", "--tiny --least=1")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -76,9 +76,12 @@ PARAMS = draw(0)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.25, 30.0])
-def test_updates_are_adam_of_clipped_gradients(clip: float) -> None:
+def test_updates_are_adam_of_clipped_gradients(
+    clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Epsilon is as large as the gradients; otherwise Adam hides their lengths."""
-    config = OptimConfig(clip=clip, epsilon=0.1)
+    monkeypatch.setattr("txl_jax.update.optim.EPSILON", 0.1)
+    config = OptimConfig(clip=clip)
     gradients = make_gradients(5)
     norms = [norm(gradient) for gradient in gradients]
     # Of the clips one does nothing, one acts always and one sometimes.

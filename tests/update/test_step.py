@@ -34,8 +34,10 @@ DROPOUT = tiny.config(dropout=0.2, dropatt=0.2, mem_len=G * L)
 # Some gradients are zero but for rounding: cosines of low frequencies are one at all
 # distances, and the softmax ignores what all keys share. Adam would make full updates
 # of them, were its epsilon not far above rounding.
-OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, epsilon=1e-3, asgd_from=1)
-ADAM, SCHEDULE = make_optimizer(OPTIM), make_schedule(OPTIM, 96)
+OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, asgd_from=1)
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr("txl_jax.update.optim.EPSILON", 1e-3)
+    ADAM, SCHEDULE = make_optimizer(OPTIM), make_schedule(OPTIM, 96)
 AVERAGE = make_average(OPTIM)
 # Its update is the gradient itself, so that gradients can be read off the parameters.
 SGD = optax.identity()

@@ -32,7 +32,7 @@ class Mode(NamedTuple):
 
 
 TRAIN = "model data train optim checkpoint mesh run"
-SAVE = f"{TRAIN} eval generate score attention compile convert"
+SAVE = f"{TRAIN} eval generate score compile convert"
 READ = "model mesh eval.checkpoint,tgt_len -model.remat_policy,unroll"
 MODES = {
     "train": Mode(
@@ -62,8 +62,8 @@ MODES = {
     ),
     "attention": Mode(
         "Maps the attention of each head, as a web page.",
-        "attention",
-        select(f"""{READ} data attention eval.split,mem_len,ext_len,clamp_len
+        "eval",
+        select(f"""{READ} data eval.split,mem_len,ext_len,clamp_len,max_tokens
             -model.kernel"""),
     ),
     "prepare": Mode(

@@ -98,7 +98,9 @@ class EvalConfig:
         False, help="After training on bytes, compares with n-gram models, gzip and xz."
     )
     max_tokens: int = field(
-        0, help="Tokens to score, from the start of the split. 0 scores all."
+        0,
+        help="Tokens to score, from the start of the split, where 0 scores all; in the "
+        "mode attention, tokens to map, where 0 maps four segments.",
     )
     dynamic: str = field(
         "",

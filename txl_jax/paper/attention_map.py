@@ -39,6 +39,7 @@ from txl_jax.runtime.storage import Json
 from txl_jax.workdir.load import Loaded
 
 WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score
+SEGMENTS = 4  # to map, of eval.tgt_len targets each, without eval.max_tokens
 SHOWN = 12  # targets, evenly spaced, whose attention the page shows one by one
 
 
@@ -137,16 +138,17 @@ def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
 
 def make_maps(loaded: Loaded, tokens: np.ndarray) -> Maps:
     """Returns the maps of a model's heads on a split; raises UserError."""
-    config, options = loaded.config.attention, loaded.config.eval
+    options = loaded.config.eval
     span, L = options.mem_len, options.tgt_len
     model = map_model(loaded.config.model, span, options.clamp_len)
-    T = config.segments * L
+    segments = max(options.max_tokens // L, 1) if options.max_tokens else SEGMENTS
+    T = segments * L
     first = before = -(-span // L) * L  # tokens that only fill the memory
     if first + T + 1 > len(tokens):
         raise UserError(
-            f"{config.segments} segments of {L} targets from token {first} of the "
+            f"{segments} segments of {L} targets from token {first} of the "
             f"split need {first + T + 1} tokens, but it has {len(tokens)}: lower "
-            "attention.segments or eval.mem_len"
+            "eval.max_tokens or eval.mem_len"
         )
 
     def tally_layers(
@@ -162,7 +164,7 @@ def make_maps(loaded: Loaded, tokens: np.ndarray) -> Maps:
     params = read.unstack(loaded.params)
     text = tokens[first - before : first + T + 1]
     outputs = read.outputs(params, Streams(text, 1, L).epoch())
-    tallies = jax.device_get([*collections.deque(outputs, maxlen=config.segments)])
+    tallies = jax.device_get([*collections.deque(outputs, maxlen=segments)])
     tally_SN: Any = jax.tree.map(lambda *x: np.concatenate(x), *tallies)
     shown_I = np.unique(np.linspace(0, T - 1, SHOWN).round().astype(int))
     shown_INHR = tally_SN.whole_HLR[shown_I // L, :, :, shown_I % L]

@@ -76,8 +76,8 @@ def run(
 ) -> Json:
     """Makes the table, like `paper.table.run`; writes memories.md, .json, .png."""
     cells, folders = [], []
-    for task in table.tasks or TASKS:
-        for kind in table.rows or KINDS:
+    for task in [name for name in table.rows if name in TASKS] or TASKS:
+        for kind in [name for name in table.rows if name in KINDS] or KINDS:
             for number in range(table.seeds):
                 row = row_config(task, kind, overrides, number)
                 folder = workdir / task / trained_as(kind) / f"seed_{row.train.seed}"

@@ -4,7 +4,6 @@ A row's config is the packaged experiment of the same name. It differs from its 
 config only in the ablated part.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from txl_jax.errors import UserError, nearest
@@ -68,7 +67,7 @@ ROWS = {name: row for rows in TABLES.values() for name, row in rows.items()}
 
 @dataclass(frozen=True)
 class TableConfig:
-    """Which of the paper's tables to reproduce, and at what scale."""
+    """Which of the paper's tables to reproduce, with small models."""
 
     table: str = field(
         "6",
@@ -76,17 +75,10 @@ class TableConfig:
         help='Number of the table in the paper, or "memories" for kinds of memory on '
         "tasks that need one.",
     )
-    scale: str = field(
-        "cpu",
-        one_of(("cpu", "full")),
-        help='Size of the models: "cpu" trains small ones in minutes, "full" has the '
-        "published configs.",
-    )
     rows: tuple[str, ...] = field(
-        (), help="Names of the rows to run. Empty runs all of them."
-    )
-    tasks: tuple[str, ...] = field(
-        (), help='Names of the tasks of the table "memories". Empty takes all of them.'
+        (),
+        help='Names of the rows to run, in the table "memories" also of its tasks. '
+        "Without any, all are run.",
     )
     seeds: int = field(
         3, at_least(1), help="Runs per row, each with a seed of its own."
@@ -96,40 +88,13 @@ class TableConfig:
         """Raises UserError for an impossible value."""
         check(self, "table")
         of_memories = self.table == MEMORIES
-        if of_memories and self.scale != "cpu":
-            raise UserError(
-                f'table.scale = "{self.scale}" is for a table of the paper: leave it '
-                f'out with table.table = "{MEMORIES}"'
-            )
-        names = KINDS if of_memories else TABLES[self.table]
-        self._check_names("rows", self.rows, names)
-        self._check_names("tasks", self.tasks, TASKS if of_memories else ())
-
-    def _check_names(
-        self, field: str, names: tuple[str, ...], known: Collection[str]
-    ) -> None:
-        for name in names:
+        known = [*KINDS, *TASKS] if of_memories else [*TABLES[self.table]]
+        for name in self.rows:
             if name not in known:
                 raise UserError(
-                    f"table.{field}: Table {self.table} has no {field[:-1]} {name!r}"
-                    f"{nearest(name, known)}; it has {', '.join(known) or 'none'}"
+                    f"table.rows: Table {self.table} has no row {name!r}"
+                    f"{nearest(name, known)}; it has {', '.join(known)}"
                 )
-
-
-@dataclass(frozen=True)
-class AttentionConfig:
-    """Which tokens of eval.split to map the attention of.
-
-    Each target sees eval.mem_len tokens, its own included.
-    """
-
-    segments: int = field(
-        4, at_least(1), help="Segments, of eval.tgt_len targets each, to map."
-    )
-
-    def __post_init__(self) -> None:
-        """Raises UserError for an impossible value."""
-        check(self, "attention")
 
 
 @dataclass(frozen=True)

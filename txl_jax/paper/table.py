@@ -67,7 +67,7 @@ def run(
 ) -> Json:
     """Makes the table, all rows with the overrides; writes tableN.md, .json, .png."""
     plan = {
-        name: [row_config(name, table, overrides, seed) for seed in range(table.seeds)]
+        name: [row_config(name, overrides, seed) for seed in range(table.seeds)]
         for name in TABLES[table.table]
         if name in (table.rows or TABLES[table.table])
     }
@@ -149,7 +149,7 @@ def write(
 ) -> Json:
     """Writes the table's files; returns its JSON. rows: a config of each row."""
     name, first = next(iter(rows.items()))
-    title = f"Table {table.table} at scale {table.scale}"
+    title = f"Table {table.table}, small models"
     text = f"{title}. {describe(table, name, first)} {describe_origin(origin)}\n\n"
     text += comparison.markdown(table.table, results)
     result = {
@@ -220,13 +220,9 @@ def describe_origin(origin: Json) -> str:
     )
 
 
-def row_config(
-    name: str, table: TableConfig, overrides: dict[str, str], number: int = 0
-) -> Config:
+def row_config(name: str, overrides: dict[str, str], number: int = 0) -> Config:
     """Returns the config of one run of a row, with its seed and all overrides."""
     c = config.load(name)
-    if table.scale == "full":
-        return finish(c, overrides, number)
     shrink(c)
     row = finish(c, overrides, number, most_warmup=200)
     # No other position is clamped.
@@ -236,17 +232,16 @@ def row_config(
 
 
 def finish(
-    c: ConfigDict, overrides: dict[str, str], number: int, most_warmup: int = 0
+    c: ConfigDict, overrides: dict[str, str], number: int, most_warmup: int
 ) -> Config:
-    """Returns a run's config; most_warmup: of a miniature, validated at the end."""
+    """Returns the config of a run, which is validated at its end."""
     c.train.seed += number
-    if most_warmup:
-        if steps := overrides.get("train.num_steps"):
-            config.override(c, "train.num_steps", steps)
-        steps = c.train.num_steps
-        c.train.eval_every = steps
-        c.optim.warmup_steps = min(most_warmup, steps // 10)
-        c.checkpoint.update(every_steps=max(steps // 16 * 4, 4), keep=1)
+    if steps := overrides.get("train.num_steps"):
+        config.override(c, "train.num_steps", steps)
+    steps = c.train.num_steps
+    c.train.eval_every = steps
+    c.optim.warmup_steps = min(most_warmup, steps // 10)
+    c.checkpoint.update(every_steps=max(steps // 16 * 4, 4), keep=1)
     for field, text in overrides.items():
         config.override(c, field, text)
     return config.parse(c)

@@ -86,11 +86,13 @@ def make_schedule(config: OptimConfig, num_steps: int) -> Schedule:
 Parts = list[optax.GradientTransformation]
 # The decay rates of the two moments, as in all published recipes.
 BETAS = (0.9, 0.999)
+# Added to their denominators; NVIDIA's LAMB has its own.
+EPSILON, LAMB_EPSILON = 1e-8, 1e-6
 
 
 def adam(config: OptimConfig) -> Parts:
     """Adam, with decoupled weight decay: it is added to the update."""
-    moments = optax.scale_by_adam(*BETAS, config.epsilon)
+    moments = optax.scale_by_adam(*BETAS, EPSILON)
     return [moments, *_decay(config)]
 
 
@@ -100,8 +102,8 @@ def lamb(config: OptimConfig) -> Parts:
     Unlike `optax.lamb` (You et al. 2019), it has no bias correction, it clips the norm
     of the weights to 10, and it computes norms over the tensors of NVIDIA's code.
     """
-    moments = scale_by_uncorrected_adam(*BETAS, config.epsilon)
-    trust = scale_by_clipped_trust_ratio(config.epsilon)
+    moments = scale_by_uncorrected_adam(*BETAS, LAMB_EPSILON)
+    trust = scale_by_clipped_trust_ratio(LAMB_EPSILON)
     return [moments, *_decay(config), trust]
 
 
@@ -194,7 +196,7 @@ def muon(config: OptimConfig) -> Parts:
     """
     both = optax.contrib.muon(
         learning_rate=-1.0,  # the step scales by -lr
-        eps=config.epsilon,
+        eps=EPSILON,
         adam_b1=BETAS[0],
         adam_b2=BETAS[1],
         muon_weight_dimension_numbers=_matrix_axes,

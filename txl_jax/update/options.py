@@ -3,7 +3,7 @@
 import dataclasses
 
 from txl_jax.errors import UserError, nearest, refuse
-from txl_jax.fields import at_least, between, check, field, one_of, positive
+from txl_jax.fields import at_least, between, check, field, one_of
 
 ORDERS = ("stream", "roll", "sentences:ID")
 OPTIMIZERS = ("adam", "lamb", "muon", "sgd")
@@ -158,11 +158,6 @@ class OptimConfig:
     )
     clip: float = field(
         0.25, help="Largest global norm of the gradient. 0 turns clipping off."
-    )
-    epsilon: float = field(
-        1e-8,
-        positive,
-        help="Added to the denominator of adam and lamb. NVIDIA's lamb has 1e-6.",
     )
     weight_decay: float = field(
         0.0, help="Weight decay, which applies to matrices only."
