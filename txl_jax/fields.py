@@ -5,7 +5,7 @@ width: int = field(8, at_least(1), help="Features of a token.")
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from txl_jax.errors import UserError, require_one_of
@@ -55,16 +55,14 @@ def between(least: int, most: int) -> Check:
 
 
 class Choices(tuple[Any, ...]):
-    """The values of a field that takes few; --help lists them."""
+    """Constrains a value to the given choices, which --help lists."""
 
     def __call__(self, value: object, name: str) -> None:
         """Raises UserError for another value."""
         require_one_of(value, self, name)
 
 
-def one_of(choices: Collection[object]) -> Check:
-    """Constrains a value to the given choices."""
-    return Choices(choices)
+one_of = Choices
 
 
 def field(default: T, check: Check = NOT_NEGATIVE, *, help: str) -> T:

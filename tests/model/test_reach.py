@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.figures.reach import effective_context
 from tests.reference import Array
 from tests.support import tiny
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.interval import effective_context
 from txl_jax.model.txl import TransformerXL
 
 

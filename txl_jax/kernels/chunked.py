@@ -1,12 +1,10 @@
 """Attention by tiles, without storing any array of size L x K.
 
-Computes the same function as `xla.rel_attention`, with an online softmax over tiles of
-keys (Milakov and Gimelshein 2018; Dao et al. 2022). The forward pass saves the output
-and, for each query, the log-sum-exp; the backward pass recomputes the scores. Except
-for one tile of scores, memory use grows with (L + K) A.
+The softmax over tiles of keys is online (Milakov and Gimelshein 2018; Dao et al. 2022).
+The forward pass saves the output and, for each query, the log-sum-exp; the backward
+pass recomputes the scores.
 
-Dims: R = K distances; Q blocks of X queries, tiles of Y keys, Z distances in the slab
-of a tile.
+Dims: those of `tiles`.
 """
 
 import functools

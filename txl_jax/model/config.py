@@ -24,10 +24,6 @@ POSITIONS = (
 )
 ABSOLUTE_POSITIONS = ("sinusoidal", "learned")
 LEARNED_POSITIONS = ("shaw", "shaw_biased", "learned")
-RECURRENCES = ("below", "same")  # section 3.2; Ding et al. 2021 for "same"
-NORMS = ("layer", "rms")  # Zhang and Sennrich 2019 for "rms"
-COMPRESSIONS = ("mean", "max", "conv")
-FEED_FORWARDS = ("relu", "geglu", "swiglu")  # Shazeer 2020 for the gated two
 REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
 # Queries, keys, values, projected distances, the results of `chunked` and `tpu`, the
 # feed-forward's inner features, and the sums with the residual.
@@ -93,7 +89,7 @@ class ModelConfig:
     )
     recurrence: str = field(
         "below",
-        one_of(RECURRENCES),
+        one_of(("below", "same")),  # section 3.2; Ding et al. 2021 for "same"
         help="Whether the memory of a layer keeps states of the layer below, its "
         'inputs, or of the same layer, its outputs. "same" reads one segment '
         "after the other.",
@@ -129,7 +125,7 @@ class ModelConfig:
     )
     compression: str = field(
         "mean",
-        one_of(COMPRESSIONS),
+        one_of(("mean", "max", "conv")),
         help='How states are compressed. "conv" learns it for each layer.',
     )
     pre_lnorm: bool = field(
@@ -140,14 +136,16 @@ class ModelConfig:
         one_of(GATES),
         help='Gate instead of the sum after each sublayer. "gru" needs pre_lnorm.',
     )
-    norm: str = field("layer", one_of(NORMS), help="Norm of the sublayers.")
+    norm: str = field(  # Zhang and Sennrich 2019 for "rms"
+        "layer", one_of(("layer", "rms")), help="Norm of the sublayers."
+    )
     qk_norm: bool = field(
         False,
         help="Normalizes the queries and keys of each head before position terms.",
     )
     feed_forward: str = field(
         "relu",
-        one_of(FEED_FORWARDS),
+        one_of(("relu", "geglu", "swiglu")),  # Shazeer 2020 for the gated two
         help="Feed-forward layers. The gated ones have two thirds of d_inner hidden "
         'features, in multiples of 8, and so as many weights as "relu".',
     )

@@ -46,25 +46,21 @@ class TransformerXL(nn.Module):
         if self.is_unstacked:
             self.layers: Any = [Block(config) for _ in range(config.n_layer)]
         else:
-            self.layers = self._scan_layers()
+            self.layers = nn.scan(
+                rematerialize(Block, config),
+                variable_axes={"params": 0},
+                split_rngs={"params": True, "dropout": True},
+                in_axes=(layer_axes(config), 0, nn.broadcast, nn.broadcast),
+                length=config.n_layer,
+                unroll=count_unrolled(config),
+                metadata_params={nn.PARTITION_NAME: "N"},
+            )(config)
         self.embedding = Vocabulary(config)
         self.scheme = SCHEMES[config.position]
         self.biases = {name: self._make_bias(name) for name in self.scheme.biases}
         self.memory_parameter = make_parameter(self, config)
         self.drop_rows = Dropout(config.dropout, config.variational)
         self.drop_R = Dropout(config.dropout)
-
-    def _scan_layers(self) -> Any:
-        """Returns one module that scans over the layers' stacked parameters."""
-        return nn.scan(
-            rematerialize(Block, self.config),
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=(layer_axes(self.config), 0, nn.broadcast, nn.broadcast),
-            length=self.config.n_layer,
-            unroll=count_unrolled(self.config),
-            metadata_params={nn.PARTITION_NAME: "N"},
-        )(self.config)
 
     def _make_bias(self, name: str) -> Array:
         """Returns a bias of every layer: u, w (the paper's v) or T5's `buckets`.

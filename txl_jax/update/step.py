@@ -1,22 +1,16 @@
 """One call to the devices: S segments, U updates.
 
-The segments of a call follow each other in the text. Each update takes G of them, and
-each segment is computed in C chunks of the streams, one after the other:
+The segments of a call follow each other in the text:
 
-    call      S = U G segments                     train.segments_per_call
-    |- update 0    G segments                      train.segments_per_update
-    |  |- segment 0    C chunks of B / C streams   train.batch_chunk
-    |  |- segment 1
-    |  `- ..
-    |- update 1
-    `- ..
+    call          S = U G segments             train.segments_per_call
+    `- update     G segments                   train.segments_per_update
+       `- segment    C chunks of B / C streams    train.batch_chunk
 
 The memory passes from segment to segment; the gradients of the G C parts of an update
 are added up. With train.gradient_segments above 1, that many consecutive segments are
 first joined into one long segment, inside which gradients pass through the memory; the
-update then has J = G / train.gradient_segments segments.
-
-Dims: G and J as above; elsewhere, G is the number of rare clusters.
+update then has J = G / train.gradient_segments segments. (Elsewhere, G is the number of
+rare clusters.)
 """
 
 import dataclasses

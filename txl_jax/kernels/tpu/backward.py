@@ -5,17 +5,12 @@ With p the weights, keep the dropout and do the gradient of the result,
     dp = v . do        ds = p (keep dp / (1 - rate) - o . do)        dv = do (keep p)
     dq = k . ds + r . unskew(ds)    dk = (q + u) . ds    dr = (q + w) . unskew(ds)
 
-and du, dw are the two parts of dq, summed. The gradients of all keys and distances of a
-head stay in VMEM, in float32, while the tiles add to them. The grid runs over heads
-and, inside, over streams, so that dr, du and dw are summed over streams in place.
+and du, dw are the two parts of dq, summed. All gradients but dq stay in VMEM, in
+float32, while tiles and streams add to them. A product with a tile of distances belongs
+to two tiles of keys (`scores`), so its gradient is complete one step later, and is then
+flushed. Without r, all that leads to dr is omitted; without w, the second part of dq.
 
-A product with a tile of distances belongs to two tiles of keys (`scores`), so its
-gradient is complete one step later, and is then flushed. Without r, all that leads to
-dr is omitted; without w, the second part of dq.
-
-Dims: T rows of a tile, W its keys and Z its queries by lane, X the lanes of a strip, Y
-the keys that it may see, C features of the product with distances, Q and P all queries
-and all keys by lane.
+Dims: those of `scores`; Q and P all queries and all keys by lane.
 """
 
 import collections

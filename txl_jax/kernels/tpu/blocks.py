@@ -1,24 +1,16 @@
 """The tiles that the TPU kernels cut attention into, and the choice of their sizes.
 
-Operands lie as [A, length], features down the rows, so that A = 64 is not padded to
-the 128 lanes of a register; scores lie as [keys, queries]. Queries, keys and
-distances are cut into tiles of the same T, with all padding in front. The last query
-and the last key share a tile's last place, so query tile i has its diagonal in key
-tile i + nk - nq, and d tiles further back it needs the tile nk - 1 - d of the
-distances, whatever i (`docs/tpu_kernel.md` has a picture).
-
-A tile is padded, again in front, to W lanes, the next multiple of 128. A tile of
-queries also has Z = W lanes, unless all queries fit in one tile: then Z is L rounded up
-to 128. So a short segment after a long memory has tall and narrow tiles, and a small
-L + M needs only one tile.
+Queries, keys and distances are cut into tiles of T, with all padding in front, so that
+query tile i has its diagonal in key tile i + nk - nq, and d tiles further back it needs
+the tile nk - 1 - d of the distances, whatever i (`docs/tpu_kernel.md` has a picture). A
+tile is padded, again in front, to W lanes, the next multiple of 128. A tile of queries
+also has Z = W lanes, unless all queries fit in one tile: then Z is L rounded up to 128.
 
 The walk back from the diagonal ends at d = `deepest`, the tile of the query tile's
 smallest `oldest`. Tiles 1 to `clear` are inside the interval of every query and need no
 mask. Tiles that are not visited are not copied either: their index repeats the last.
 
-Dims: T rows of a tile, W lanes of its keys, Z of its queries, I query tiles, C rows of
-the product with distances, Q and P the lengths of queries and of keys in tiles, by
-lane.
+Dims: those of `scores`; I query tiles, Q and P all queries and all keys by lane.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,13 +1,10 @@
 """The forward TPU kernel: attention of one query tile, one key tile at a time.
 
-The softmax is online: each query has a running maximum and total, and the sum so far is
-rescaled when the maximum grows (Milakov and Gimelshein 2018). Besides o the kernel
-returns each query's log of the sum of exponentials, from which the backward kernel
-recomputes the weights. Without terms by distance, their product and the skew are
-omitted.
+The softmax is online (Milakov and Gimelshein 2018). Besides o the kernel returns each
+query's log of the sum of exponentials, from which the backward kernel recomputes the
+weights. Without terms by distance, their product and the skew are omitted.
 
-Dims: T rows of a tile, W its keys and Z its queries by lane, X the lanes of a strip, Y
-the keys that it may see, Q all queries by lane.
+Dims: those of `scores`; Q all queries by lane.
 """
 
 import collections

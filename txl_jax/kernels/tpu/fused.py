@@ -1,12 +1,9 @@
 """Relative attention for TPUs of v5e and later: two fused kernels (section 3.3).
 
-The same result and gradients as `xla.rel_attention`, without an array of queries by
-keys: scores, their shift, softmax, dropout and the product with the values stay in
-VMEM, tile by tile. Blocks outside the interval that a query sees are neither computed
-nor copied. `docs/tpu_kernel.md` describes the parts.
+Scores, their shift, softmax, dropout and the product with the values stay in VMEM, tile
+by tile. `docs/tpu_kernel.md` describes the parts.
 
-Dims: R = K distances, C the rows of `by_distance`, Q and P the lengths of queries and
-of keys in tiles, by lane.
+Dims: R = K distances; C, Q and P as in `blocks`.
 """
 
 import functools

@@ -21,14 +21,9 @@ With T = 4, and n0 for row 0 of `near`:
 `merge` combines both in one tile, `skew` rolls its column x down by x + 1 rows, and
 `unskew` is the inverse of `skew`, which is also its transpose.
 
-A roll by whole registers only renames them. This leaves 127 - l of the shift of column
-x + l, where x is a multiple of 128 and l < 128: three rotates within registers for its
-bits 1, 2 and 4, then selects between registers. The hardware's strided rotate has
-only one direction.
-
-Dims: T rows of a tile (keys or distances), Z its queries by lane, X the lanes of a
-strip, Y the keys that a strip may see, C features of the product with distances. `refs`
-are a kernel's arguments, `forward.Refs` or `backward.Refs`.
+Dims: T rows of a tile (keys or distances), W its keys and Z its queries by lane, X the
+lanes of a strip, Y the keys that it may see, C features of the product with distances.
+`refs` are a kernel's arguments, `forward.Refs` or `backward.Refs`.
 """
 
 import functools
@@ -187,7 +182,11 @@ def roll_rows(x_TX: Array, rows: int) -> Array:
 
 
 def roll_columns(x_TX: Array, *, up: bool) -> Array:
-    """Rolls column l of 128 by 127 - l rows, up or down."""
+    """Rolls column l of 128 by 127 - l rows, up or down.
+
+    Three rotates within registers for bits 1, 2 and 4, then selects between registers.
+    The hardware's strided rotate has only one direction.
+    """
     groups = x_TX.shape[0] // SUBLANES
     x_GSX = x_TX.reshape(groups, SUBLANES, LANES)
     shift = (LANES - 1) - jax.lax.broadcasted_iota(jnp.int32, x_GSX.shape, 2)

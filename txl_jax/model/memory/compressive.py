@@ -1,13 +1,10 @@
 """The compressive memory (Rae et al. 2019, section 3).
 
-States that leave the memory are not lost: C consecutive ones become a slot of the
-compressed memory, whose oldest slots are lost in turn. Attention reads [compressed;
-memory; segment] in this order and counts distances in slots.
-
-C states leave together. Until a block of C is complete, its states stay in the memory
-and are read there, so that segments may have any length: the memory has mem_len states
-and `pending_B`, fewer than C. With segments of a multiple of C tokens none is pending,
-as in the paper.
+C consecutive states that leave the memory become a slot of the compressed memory, whose
+oldest slots are lost in turn. Attention reads [compressed; memory; segment] in this
+order and counts distances in slots. Until C states can leave together, fewer than C,
+`pending_B`, stay in the memory beside its mem_len states, so that segments may have any
+length.
 
 Dims: M slots, the Z compressed ones, C - 1 for pending states, and the memory's; C
 states of a block, J blocks, P = J C states, K = M + L states.

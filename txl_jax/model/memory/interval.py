@@ -1,7 +1,5 @@
 """Which slots of a memory are filled, and which keys a query sees: intervals."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -88,29 +86,3 @@ def keys_per_query(config: ModelConfig, M: int) -> int:
     M + 1 in the paper's TensorFlow code and in NVIDIA's.
     """
     return M + config.same_length_self if config.same_length else 0
-
-
-def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> float:
-    """Returns how many tokens before a segment its first prediction can depend on.
-
-    n_layer: the number of layers to count, 0 = all. This is the paper's O(N x L),
-    exactly N x M if M is a multiple of L. The oldest of M remembered tokens was read in
-    an earlier segment, whose first token saw M tokens before it, so every layer but the
-    last reaches M rounded up to whole segments. With same_length every token sees the
-    same number of keys, itself included, and each layer reaches that far. A compressed
-    slot reaches as far as its compression_rate states. A layer that retrieves reaches
-    retrieval_len tokens before each token. With recurrence = "same" or memory tokens,
-    each segment adds to the reach: infinity.
-    """
-    N, M, L = n_layer or config.n_layer, config.mem_len, tgt_len
-    M += config.compressed_len * config.compression_rate
-    if not config.has_memory:
-        return 0
-    if config.recurrence == "same" or config.memory_tokens:
-        return math.inf
-    keys, oldest = keys_per_query(config, M), 0  # the oldest token that counts so far
-    for n in reversed(range(N)):
-        local = oldest + 1 - keys if keys else oldest // L * L - M
-        far = oldest - config.retrieval_len if n == config.retrieval_index else local
-        oldest = min(local, far)
-    return -oldest

@@ -2,12 +2,9 @@
 
 The layers read [read; x; write]: W vectors, the segment x, and the W vectors again. The
 last layer's outputs at `write` are the vectors of the next segment; the first segment
-of a document has learned ones. Attention is causal: the segment sees `read`, and
-`write` sees everything. The paper's memory stays beside them, with states of text only.
-Keys are [memory; read; x; write], and distances count all of them.
-
-A call may have S segments, which are read one after the other. Gradients pass through
-the tokens from segment to segment, and not through the paper's memory.
+of a document has learned ones. Keys are [memory; read; x; write], with the paper's
+memory of text, and distances count all of them. A call may have S segments, which are
+read one after the other; gradients pass through the tokens from segment to segment.
 
 Dims: W memory tokens, T = 2 W + L.
 """
