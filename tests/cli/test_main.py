@@ -215,7 +215,7 @@ def test_speed_and_recl_read_a_run(home: Home) -> None:
     result = home.read("speed", "--sweep=mem_len=6,9", "--tgt_len=4").result
     assert [row["attention_len"] for row in result["rows"]] == [6, 9]
     assert documented("speed", result) and Path(result["picture"]).exists()
-    flags = (f"--workdirs={home.run}", "--contexts=2,6,4", "--positions=20")
+    flags = (f"--workdirs={home.run}", "--contexts=2,6,4")
     result = command("--mode=recl", f"--workdir={home.path / 'recl'}", *flags).result
     assert documented("recl", result)
     (row,) = result["members"]

@@ -98,7 +98,7 @@ def test_attention_and_recl(store: Store, uploaded: str) -> None:
     ).result
     written = [*result["files"].values()]
     argv = [f"--workdir={uploaded}/recl", f"--workdirs={uploaded},{uploaded}/"]
-    sizes = ["--contexts=4,8,4", "--positions=20"]
+    sizes = ["--contexts=4,8,4"]
     result = command("--mode=recl", *argv, *sizes).result
     calls = len(store.proxy.calls)
     again = command("--mode=recl", *argv, *sizes).result

@@ -107,9 +107,6 @@ class ReclConfig:
     workdirs: tuple[str, ...] = field(
         (), help="Workdirs of the models, which should be of equal size."
     )
-    positions: int = field(
-        1000, help="Evenly spaced tokens to score. 0 scores all of them."
-    )
     contexts: tuple[int, ...] = field(
         (100, 1000, 100),
         help="Context lengths in tokens: the first, the last and the step.",

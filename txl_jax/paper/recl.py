@@ -50,6 +50,7 @@ from txl_jax.workdir.folder import VOCAB, find, read_config
 from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
 
 LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # of EvalConfig
+POSITIONS = 2000  # evenly spaced tokens to score
 # The paper's numbers (Appendix C).
 THRESHOLD = 0.01  # a smaller relative gain ends a model's context
 RATIOS = (1.0, 0.5, 0.1)  # shares of the positions, the hardest first
@@ -72,7 +73,7 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> Json:
     started = time.perf_counter()
     members = open_members(config, overrides)
     split, tokens = members[0].config.eval.split, len(members[0].text)
-    positions_T = spread(tokens, config.lengths[-1], config.positions)
+    positions_T = spread(tokens, config.lengths[-1], POSITIONS)
     if not len(positions_T):
         raise UserError(
             f"eval.split = {split!r} has {tokens} tokens, too few for the longest of "
@@ -169,9 +170,9 @@ def score(
 
 
 def spread(tokens: int, longest: int, count: int) -> np.ndarray:
-    """Returns `count` even positions with `longest` tokens before them, 0 = all."""
+    """Returns `count` even positions with `longest` tokens before them, or all."""
     available = max(tokens - longest, 0)
-    count = min(count or available, available)
+    count = min(count, available)
     return longest + np.arange(count, dtype=np.int64) * available // max(count, 1)
 
 
