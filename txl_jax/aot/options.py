@@ -10,19 +10,15 @@ class CompileConfig:
     """What to compile ahead of time, and for which TPUs."""
 
     topology: str = field(
-        "v5e:2x4",
-        help="Kind of TPU chip, and the number of chips along each axis of the slice.",
+        "v5e:2x4", help="Kind of TPU chip, and chips along each axis of the slice."
     )
     slices: int = field(
-        1,
-        at_least(1),
-        help="Slices of this topology, joined by the data-center network.",
+        1, at_least(1), help="Slices, joined by the data-center network."
     )
     mesh: str = field(
         "config",
         one_of(("config", "auto")),
-        help='Mesh to compile for: the configured one, or "auto" for the one with the '
-        "fewest shards that fits.",
+        help='Mesh to compile for; "auto" has the fewest shards that fit.',
     )
 
     def __post_init__(self) -> None:

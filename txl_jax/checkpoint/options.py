@@ -10,12 +10,8 @@ from txl_jax.fields import at_least, check, field
 class CheckpointConfig:
     """When to save and what to keep; every validated step is saved."""
 
-    every_steps: int = field(
-        4_000, at_least(1), help="Updates between two checkpoints."
-    )
-    keep: int = field(
-        2, at_least(1), help="Newest checkpoints to keep, besides the best one."
-    )
+    every_steps: int = field(4_000, at_least(1), help="Updates between checkpoints.")
+    keep: int = field(2, at_least(1), help="Newest checkpoints kept, besides the best.")
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

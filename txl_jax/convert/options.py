@@ -15,13 +15,10 @@ class ConvertConfig:
         "folder of programs that run without this package; for import also "
         "huggingface, nvidia, or the paper's pytorch or tensorflow.",
     )
-    source: str = field("", help="File or folder that the mode import reads.")
-    target: str = field("", help="File or folder that the mode export creates.")
+    source: str = field("", help="File or folder to import.")
+    target: str = field("", help="File or folder to create by export.")
     dtype: str = field(
-        "float32",
-        one_of(("float32", "float16")),
-        help="Type of the numbers that the mode export writes; float16 halves the "
-        "bytes.",
+        "float32", one_of(("float32", "float16")), help="Type of exported numbers."
     )
 
     def __post_init__(self) -> None:

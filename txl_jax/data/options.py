@@ -33,17 +33,15 @@ class DataConfig:
         help=f'Corpus, one of {", ".join(CORPORA)}. "tfds:NAME" is a dataset of TFDS.',
     )
     path: str = field(
-        "", help='Files of the corpora "text" and "tokens": a file, a folder or a glob.'
+        "", help='Files of "text" or "tokens": a file, a folder or a glob.'
     )
     data_dir: str = field(
-        "",
-        help="Folder of prepared data, local or on gs://. Empty takes TFDS's default.",
+        "", help="Folder of prepared data, also gs://. Empty is TFDS's."
     )
     vocab: str = field(
         OWN,
         one_of((OWN, *VOCABULARIES)),
-        help='Kind of vocabulary; number is for "tokens". "corpus" takes the one of '
-        "published results.",
+        help='Kind of vocabulary. "corpus" is that of published results.',
     )
     convention: str = field(
         "",
@@ -51,27 +49,22 @@ class DataConfig:
         "Empty takes the one of published results.",
     )
     vocab_path: str = field(
-        "",
-        help="File of a vocabulary: a tokenizer.json or vocab.json, or a list of "
-        "words. Empty makes one from the corpus.",
+        "", help="A tokenizer.json, vocab.json or word list. Empty makes one."
     )
     vocab_size: int = field(
         0,
-        help="Largest number of words, or the number of subwords, in a vocabulary "
-        'made from the corpus; of "tokens", one more than the largest number. 0 '
-        "keeps all.",
+        help='Most words, or number of subwords, to make; of "tokens", one more than '
+        "the largest number. 0 keeps all.",
     )
     document_end: str = field(
         "",
-        help='A line, or a number, added after each file of the corpus "text", or '
-        '"tokens", such as `<eod>`, which reset_memory_at can give. Empty adds '
-        "none.",
+        help="Line, or number, added after each file, such as `<eod>`, for "
+        "reset_memory_at.",
     )
     dtype: str = field(
         "",
         one_of(("", *DTYPES)),
-        help='Type of the little-endian numbers in .bin files of the corpus "tokens". '
-        "Other files state their own.",
+        help='Type of little-endian numbers in .bin files of "tokens".',
     )
 
     def __post_init__(self) -> None:

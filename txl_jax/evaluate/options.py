@@ -59,87 +59,61 @@ class EvalConfig:
         "best", check_which, help="Checkpoint to read: best, latest or a step."
     )
     streams: int = field(
-        8,
-        at_least(1),
-        help="Contiguous parts of the split that are read side by side, each from a "
-        "cold start.",
+        8, at_least(1), help="Parts of the split, each read from a cold start."
     )
-    tgt_len: int = field(
-        128, at_least(1), help="Tokens in a segment of the evaluation."
-    )
+    tgt_len: int = field(128, at_least(1), help="Tokens in a segment.")
     segments_per_step: int = field(
-        0,
-        help="Segments computed together, which changes the speed, not the results. 0 "
-        "chooses about 1,000 tokens per call and device.",
+        0, help="Segments computed together, for speed. 0 chooses."
     )
-    mem_len: int = field(512, help="Tokens in the memory during evaluation.")
+    mem_len: int = field(512, help="Tokens in the memory.")
     ext_len: int = field(
         0,
-        help="Tokens that are read again before each segment. It needs mem_len = 0. "
-        "With tgt_len = 1 and warm_start, each token is predicted from a sliding "
-        "window of ext_len + 1 tokens.",
+        help="Tokens read again before each segment, with mem_len = 0. With tgt_len "
+        "= 1 and warm_start, a sliding window of ext_len + 1 tokens.",
     )
     clamp_len: int = field(
-        0, help="Larger distances count as this one in evaluation. 0 sets no limit."
+        0, help="Larger distances count as this one. 0 sets no limit."
     )
-    same_length: bool = field(
-        False, help="Every token sees only the newest mem_len keys."
-    )
+    same_length: bool = field(False, help="Every token sees mem_len keys.")
     warm_start: bool = field(
-        False,
-        help="Fills memories, or windows, with the preceding tokens before scoring.",
+        False, help="Fills memories, or windows, with the preceding tokens."
     )
     reset_memory_at: str = field(
         OFF,
-        help="Token that starts a document: it and what follows see nothing before "
-        "it. As text, such as `\\n`, `<eos>` `\\x30` (a 0), or as an id; -1 = none.",
+        help="First token of a document, as text (`\\n`, `<eos>`, `\\x30` for 0) or "
+        "an id. -1 joins all documents.",
     )
     baselines: bool = field(
-        False, help="After training on bytes, compares with n-gram models, gzip and xz."
+        False, help="After training on bytes, compares with n-grams, gzip and xz."
     )
-    max_tokens: int = field(
-        0,
-        help="Tokens to score, from the start of the split, where 0 scores all; in the "
-        "mode attention, tokens to map, where 0 maps four segments.",
-    )
+    max_tokens: int = field(0, help="Tokens to score, from the start. 0 scores all.")
     dynamic: str = field(
         "",
         one_of(("", "rms", "sgd")),
-        help="Rule by which the mode evaluate adapts the parameters to the text: "
-        '"rms" divides the gradient of each scored segment by its usual size, '
-        '"sgd" does not. Empty adapts nothing, and validations during training '
-        "never do.",
+        help='Rule of dynamic evaluation in the mode evaluate: "rms" divides '
+        "gradients by their usual size. Empty adapts nothing.",
     )
     dynamic_lr: float = field(0.0, help="Learning rate of dynamic evaluation.")
     dynamic_decay: float = field(
-        0.0,
-        help="Share, from 0 to 1, by which each segment of a dynamic evaluation moves "
-        "the parameters back to the trained ones.",
+        0.0, help="Share of the way back to the trained parameters after each segment."
     )
     dynamic_segments: int = field(
-        0,
-        help='Training segments from which "rms" takes the usual size of gradients. 0 '
-        "takes all of them.",
+        0, help='Training segments that give "rms" the usual sizes. 0 takes all.'
     )
     cache_len: int = field(
-        0,
-        help="Recent tokens of each stream in a continuous cache, which the mode "
-        "evaluate mixes with the model. 0 turns the cache off.",
+        0, help="Recent tokens in a continuous cache in the mode evaluate. 0 has none."
     )
     cache_weight: float = field(
         0.0, fraction, help="Share of the cache in the mixture."
     )
     cache_theta: float = field(
-        0.0,
-        help="Inverse temperature of the cache: 0.1 to 0.3 were best for models of "
-        "d_model = 128.",
+        0.0, help="Inverse temperature of the cache, such as 0.2."
     )
     sweep: str = field(
         "",
-        help="Values to compare. In the mode evaluate, FIELD=a,b,c, or "
-        "cold_start=TOKENS for the loss by tokens read since a cold start, up to "
-        "this many. In the mode speed, mem_len=a,b,c for the attention lengths "
-        "to time, where empty takes those of Table 9.",
+        help="Values to compare: FIELD=a,b,c; cold_start=TOKENS, the loss by tokens "
+        "since a cold start; in the mode speed mem_len=a,b,c (empty: those of Table "
+        "9).",
     )
 
     def __post_init__(self) -> None:
@@ -215,20 +189,14 @@ class ScoreConfig:
     """Which texts to score, and what to write besides the totals."""
 
     path: str = field(
-        STDIN,
-        help="Texts to score: a file, a folder or a glob, in which each file is a "
-        "document. - reads stdin.",
+        STDIN, help="Texts: a file, a folder or a glob of documents. - is stdin."
     )
-    prefix: str = field(
-        "", help='Text that is read, not scored, before each document, such as "\\n".'
-    )
+    prefix: str = field("", help="Text read, not scored, before each document.")
     output: str = field(
-        "",
-        help="File to write: JSON lines, or the hidden states by document if it ends "
-        "in .npz. Empty writes none.",
+        "", help="File of JSON lines, or of hidden states (.npz). Empty writes none."
     )
     per: str = field("line", one_of(UNITS), help="Unit of a line of JSON.")
-    lines: bool = field(False, help="Every line of the texts is a document.")
+    lines: bool = field(False, help="Every line is a document.")
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -11,46 +11,35 @@ class GenerateConfig:
     """What to sample, and how: temperature applies first, then top_k, then top_p."""
 
     prompt: str = field(
-        "\n",
-        help="Text to continue, or @FILE for a file with one prompt on each line. @- "
-        "reads stdin.",
+        "\n", help="Text to continue, @FILE with a prompt per line, or @- for stdin."
     )
     context_tokens: int = field(
-        0,
-        help="Tokens of eval.split to continue instead of a prompt. 0 uses the prompt.",
+        0, help="Tokens of eval.split to continue instead. 0 uses the prompt."
     )
     samples: int = field(
-        1,
-        between(1, 10**6),
-        help="Samples of each prompt, with the seeds seed, seed + 1 and so on.",
+        1, between(1, 10**6), help="Samples of each prompt, with rising seeds."
     )
     num_tokens: int = field(300, at_least(1), help="Tokens to sample.")
     temperature: float = field(
-        1.0, help="Divisor of the logits. 0 always takes the likeliest token."
+        1.0, help="Divisor of the logits. 0 takes the likeliest token."
     )
-    top_k: int = field(
-        40, help="Number of likeliest tokens to sample from. 0 samples from all."
-    )
+    top_k: int = field(40, help="Likeliest tokens to sample from. 0 takes all.")
     top_p: float = field(
         1.0,
         between(0, 1),
-        help="Samples come from the likeliest tokens whose probabilities sum to this.",
+        help="Total probability of the likeliest tokens to sample from.",
     )
     seed: int = field(1, between(0, 2**32 - 1), help="Seed of the first sample.")
     mem_len: int = field(
         512,
-        help="Tokens in the memory during generation. 0 reads the newest eval.ext_len "
-        "+ eval.tgt_len tokens again for each token.",
+        help="Tokens in the memory. 0 reads the newest eval.ext_len + eval.tgt_len "
+        "tokens again for each token.",
     )
     stop: str = field(
-        "",
-        help="Text before which a sample ends. Empty ends samples by their length "
-        "alone.",
+        "", help="Text before which a sample ends. Empty ends by length alone."
     )
     output: str = field(
-        "",
-        help="File to which each sample is written as a line of JSON; a .npy takes "
-        'the numbers of a corpus "tokens" instead. Empty writes none.',
+        "", help="File of JSON lines, or of numbers (.npy). Empty writes none."
     )
 
     def __post_init__(self) -> None:

@@ -52,22 +52,16 @@ class ModelConfig:
     # The adaptive embedding and softmax (Grave et al. 2017; Baevski and Auli 2019).
 
     cutoffs: tuple[int, ...] = field(
-        (),
-        help="First id of each cluster of the adaptive softmax but the most frequent "
-        "one. Empty turns the clusters off.",
+        (), help="First ids of clusters of the adaptive softmax. Empty has none."
     )
     div_val: int = field(
         1,
         at_least(1),
         help="Cluster i has embeddings of d_embed // div_val^i features.",
     )
-    tie_weights: bool = field(
-        True, help="Shares the tables of the embedding and the softmax."
-    )
+    tie_weights: bool = field(True, help="Shares embedding and softmax tables.")
     tie_projs: tuple[bool, ...] = field(
-        (),
-        help="Shares also their projections: true or false for each cluster. Empty "
-        "shares none.",
+        (), help="Shares projections too, by cluster. Empty shares none."
     )
     proj_same_dim: bool = field(
         True, help="With div_val, projects also embeddings of d_model features."
@@ -84,70 +78,51 @@ class ModelConfig:
     initial_memory: str = field(
         "empty",
         one_of(("empty", "zeros")),
-        help="Whether the memory starts empty or with zeros that every token attends "
-        "to.",
+        help="Memory at the start: none, or zeros that every token attends to.",
     )
     recurrence: str = field(
         "below",
-        one_of(("below", "same")),  # section 3.2; Ding et al. 2021 for "same"
-        help="Whether the memory of a layer keeps states of the layer below, its "
-        'inputs, or of the same layer, its outputs. "same" reads one segment '
-        "after the other.",
+        one_of(("below", "same")),
+        help='Layer whose states a memory keeps; "same" reads segments in sequence.',
     )
     clamp_len: int = field(
         0, help="Larger distances count as this one. 0 sets no limit."
     )
-    same_length: bool = field(
-        False, help="Every query sees mem_len keys, its own included."
-    )
+    same_length: bool = field(False, help="Every query sees mem_len keys.")
     same_length_self: bool = field(
         False, help="With same_length, every query sees mem_len keys and its own."
     )
     retrieval_len: int = field(
         0,
-        help="Earlier tokens whose keys and values one layer keeps, to retrieve the "
-        "best of those beyond its memory (Wu et al. 2022). 0 turns retrieval "
-        "off.",
+        help="Earlier tokens from which a layer retrieves (Wu et al. 2022). 0 is off.",
     )
     retrieval_top_k: int = field(
-        32, at_least(1), help="Tokens that each head of a query retrieves."
+        32, at_least(1), help="Tokens that a head retrieves for a query."
     )
     memory_tokens: int = field(
         0,
-        help="Memory tokens that each segment reads and writes (Bulatov et al. 2022). "
-        "They need train.gradient_segments above 1. 0 turns them off.",
+        help="Memory tokens of a segment (Bulatov et al. 2022), for "
+        "train.gradient_segments above 1. 0 is off.",
     )
-    compressed_len: int = field(
-        0, help="Slots of the compressed memory (Rae et al. 2019). 0 turns it off."
-    )
-    compression_rate: int = field(
-        0, help="States that leave the memory to become one compressed slot."
-    )
+    compressed_len: int = field(0, help="Compressed slots (Rae et al. 2019). 0 is off.")
+    compression_rate: int = field(0, help="States that become one compressed slot.")
     compression: str = field(
         "mean",
         one_of(("mean", "max", "conv")),
-        help='How states are compressed. "conv" learns it for each layer.',
+        help='How states are compressed. "conv" is learned.',
     )
-    pre_lnorm: bool = field(
-        False, help="Normalizes before each sublayer instead of after it."
-    )
+    pre_lnorm: bool = field(False, help="Normalizes before sublayers, not after.")
     gate: str = field(
         "none",
         one_of(GATES),
-        help='Gate instead of the sum after each sublayer. "gru" needs pre_lnorm.',
+        help='Gate instead of residual sums; "gru" needs pre_lnorm.',
     )
-    norm: str = field(  # Zhang and Sennrich 2019 for "rms"
-        "layer", one_of(("layer", "rms")), help="Norm of the sublayers."
-    )
-    qk_norm: bool = field(
-        False,
-        help="Normalizes the queries and keys of each head before position terms.",
-    )
+    norm: str = field("layer", one_of(("layer", "rms")), help="Norm of the sublayers.")
+    qk_norm: bool = field(False, help="Normalizes queries and keys of each head.")
     feed_forward: str = field(
         "relu",
-        one_of(("relu", "geglu", "swiglu")),  # Shazeer 2020 for the gated two
-        help="Feed-forward layers. The gated ones have two thirds of d_inner hidden "
-        'features, in multiples of 8, and so as many weights as "relu".',
+        one_of(("relu", "geglu", "swiglu")),
+        help="Feed-forward layers. The gated ones have 2/3 of d_inner features.",
     )
     layer_norm_epsilon: float = field(
         1e-5, positive, help="Added to the variance in norms."
@@ -156,34 +131,24 @@ class ModelConfig:
     # Regularisation.
 
     dropout: float = field(
-        0.1,
-        fraction,
-        help="Dropout rate of embeddings, positions and sublayers' outputs.",
+        0.1, fraction, help="Dropout of embeddings, positions and sublayers' outputs."
     )
-    dropatt: float = field(
-        0.0, fraction, help="Dropout rate of attention probabilities."
-    )
-    variational: bool = field(
-        False, help="Uses one dropout mask for all tokens of a segment."
-    )
+    dropatt: float = field(0.0, fraction, help="Dropout of attention probabilities.")
+    variational: bool = field(False, help="One dropout mask for a whole segment.")
     word_dropout: float = field(
-        0.0, fraction, help="Dropout rate of whole words in the embedding."
+        0.0, fraction, help="Dropout of words in the embedding."
     )
 
     # Initialization.
 
     init_std: float = field(
-        0.02,
-        positive,
-        help="Standard deviation of initial weights and of the biases u and w.",
+        0.02, positive, help="Standard deviation of weights, and of u and w."
     )
     proj_init_std: float = field(
-        0.01, help="Initial standard deviation of embeddings' projections."
+        0.01, help="Standard deviation of embeddings' projections."
     )
     norm_init_std: float = field(
-        0.0,
-        help="Initial standard deviation of the scales of norms, around 1, and of the "
-        "softmax's rows for clusters.",
+        0.0, help="Standard deviation of norms' scales and the softmax's cluster rows."
     )
 
     # Computation.
@@ -194,9 +159,7 @@ class ModelConfig:
         help="Type of activations and memory. Parameters and the loss are float32.",
     )
     kernel: str = field(
-        "auto",
-        one_of(KERNELS),
-        help='Attention kernel. "auto" takes the fastest for the device.',
+        "auto", one_of(KERNELS), help='Attention kernel. "auto" takes the fastest.'
     )
     remat_policy: str = field(
         "none",
@@ -207,9 +170,7 @@ class ModelConfig:
         'and "offload:q,k" the same in the host\'s memory.',
     )
     unroll: int = field(
-        0,
-        help="Layers in a step of the scan over layers. n_layer unrolls the scan; 0 is "
-        "the fastest on the device.",
+        0, help="Layers in a step of the scan. 0 is the device's fastest."
     )
 
     def __post_init__(self) -> None:

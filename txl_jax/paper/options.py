@@ -72,17 +72,10 @@ class TableConfig:
     table: str = field(
         "6",
         one_of((*TABLES, MEMORIES)),
-        help='Number of the table in the paper, or "memories" for kinds of memory on '
-        "tasks that need one.",
+        help='Number of the table, or "memories" for kinds of memory.',
     )
-    rows: tuple[str, ...] = field(
-        (),
-        help='Names of the rows to run, in the table "memories" also of its tasks. '
-        "Without any, all are run.",
-    )
-    seeds: int = field(
-        3, at_least(1), help="Runs per row, each with a seed of its own."
-    )
+    rows: tuple[str, ...] = field((), help="Rows to run. Empty runs all.")
+    seeds: int = field(3, at_least(1), help="Runs per row.")
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
@@ -104,12 +97,9 @@ class ReclConfig:
     The paper's results are multiples of 100 tokens, hence the default contexts.
     """
 
-    workdirs: tuple[str, ...] = field(
-        (), help="Workdirs of the models, which should be of equal size."
-    )
+    workdirs: tuple[str, ...] = field((), help="Workdirs of the models, of equal size.")
     contexts: tuple[int, ...] = field(
-        (100, 1000, 100),
-        help="Context lengths in tokens: the first, the last and the step.",
+        (100, 1000, 100), help="First and last context length in tokens, and the step."
     )
 
     def __post_init__(self) -> None:

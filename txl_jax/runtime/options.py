@@ -9,12 +9,8 @@ from txl_jax.fields import check, field
 class RunConfig:
     """How a run uses its machines; no result depends on it."""
 
-    wandb: str = field(
-        "", help="Project on Weights & Biases (extra `wandb`). Empty logs to none."
-    )
-    profile_from: int = field(
-        0, help="First update, counted from 1, of the ten to trace. 0 traces none."
-    )
+    wandb: str = field("", help="Project on Weights & Biases. Empty logs to none.")
+    profile_from: int = field(0, help="First of ten updates to trace. 0 traces none.")
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""

@@ -11,18 +11,16 @@ class MeshConfig:
     """Devices along each axis of the mesh; -1, in at most one field, = the rest."""
 
     data: int = field(
-        -1, at_least(-1), help="Copies of the model, each with different streams."
+        -1, at_least(-1), help="Copies of the model, with streams of their own."
     )
     fsdp: int = field(
-        1, at_least(-1), help="Shards of the parameters, each with different streams."
+        1, at_least(-1), help="Shards of the parameters, with streams of their own."
     )
     model: int = field(
-        1,
-        at_least(-1),
-        help="Shards of the heads, the feed-forward and the vocabulary.",
+        1, at_least(-1), help="Shards of heads, feed-forward and vocabulary."
     )
     segments: int = field(
-        1, at_least(-1), help="Consecutive pieces of the text that a call reads."
+        1, at_least(-1), help="Consecutive pieces of the text in a call."
     )
 
     def __post_init__(self) -> None:

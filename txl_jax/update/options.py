@@ -18,7 +18,7 @@ class TrainConfig:
     seed: int = field(
         1111,
         between(0, 2**32 - 1),
-        help="Seed of the initial parameters, dropout and the order of the data.",
+        help="Seed of parameters, dropout and order of data.",
     )
     num_steps: int = field(400_000, at_least(1), help="Updates of the whole run.")
     batch_size: int = field(24, at_least(1), help="Streams of text in a batch.")
@@ -26,57 +26,47 @@ class TrainConfig:
     segments_per_call: int = field(
         1,
         at_least(1),
-        help="Segments that a call to the device processes. Just before a validation "
-        "or a checkpoint there may be fewer.",
+        help="Segments in a call; just before a save or validation fewer.",
     )
     segments_per_update: int = field(
-        1, at_least(1), help="Consecutive segments whose gradient makes an update."
+        1, at_least(1), help="Segments whose gradient makes an update."
     )
     gradient_segments: int = field(
         1,
         at_least(1),
-        help="Consecutive segments that gradients cross through the memory. 1 stops "
-        "them at each segment, as the paper does.",
+        help="Segments that gradients cross. 1 stops them at each, as in the paper.",
     )
     batch_chunk: int = field(
-        1,
-        at_least(1),
-        help="Parts of the batch that are computed in turn, to save memory.",
+        1, at_least(1), help="Parts of the batch computed in turn, to save memory."
     )
     log_every: int = field(
-        100, at_least(1), help="Updates between two lines of metrics.jsonl."
+        100, at_least(1), help="Updates between lines of metrics.jsonl."
     )
-    eval_every: int = field(4_000, at_least(1), help="Updates between two validations.")
+    eval_every: int = field(4_000, at_least(1), help="Updates between validations.")
     order: str = field(
         "stream",
-        help='Order of the training text: "stream" keeps it, "roll" starts each '
-        'stream at a random place in each epoch, and "sentences:ID" shuffles the '
-        "sentences in each epoch, where ID is the token that ends a sentence.",
+        help='Order of the text: "stream" keeps it, "roll" starts streams at random '
+        'places, and "sentences:ID" shuffles sentences, which end in token ID.',
     )
-    varlen: bool = field(
-        False, help="Draws the length of each segment at random around tgt_len."
-    )
+    varlen: bool = field(False, help="Draws each segment's length around tgt_len.")
     ext_len: int = field(
-        0,
-        help="Tokens that are read again before each segment. It needs model.mem_len "
-        "= 0.",
+        0, help="Tokens read again before each segment, with model.mem_len = 0."
     )
     half_loss: bool = field(
-        False, help="Scores only the more recent half of each segment (Table 6)."
+        False, help="Scores only the recent half of each segment (Table 6)."
     )
     score_from: int = field(
-        0, help="Scores only targets with this id or a higher one. 0 scores all."
+        0, help="Scores only targets from this id on. 0 scores all."
     )
     reset_memory_at: str = field(
         OFF,
-        help="Token that starts a document: it and what follows see nothing before "
-        "it. As text, such as `\\n`, `<eos>` `\\x30` (a 0), or as an id; -1 = none.",
+        help="First token of a document, as text (`\\n`, `<eos>`, `\\x30` for 0) or "
+        "an id. -1 joins all documents.",
     )
     init_from: str = field(
         "",
-        help="Workdir from which a new run takes its initial parameters. As a flag, "
-        "it also gives the model and the vocabulary, except for fields that "
-        "other flags set. Empty draws the parameters at random.",
+        help="Workdir that a new run starts from; as a flag it also gives the model "
+        "and the vocabulary that other flags leave open. Empty starts at random.",
     )
 
     def __post_init__(self) -> None:
@@ -143,29 +133,21 @@ class OptimConfig:
     optimizer: str = field(
         "adam",
         one_of(OPTIMIZERS),
-        help='The optimizer. "adam" with a weight_decay is AdamW; "muon" is for the '
-        'matrices of the layers, with "adam" for all other parameters.',
+        help='Optimizer. "muon" is for matrices of layers, with "adam" for the rest.',
     )
     lr: float = field(2.5e-4, help="Peak learning rate.")
     schedule: str = field(
         "cosine", one_of(SCHEDULES), help="Schedule of the learning rate."
     )
-    warmup_steps: int = field(
-        0, help="Updates in which the learning rate rises linearly from 0 to lr."
-    )
+    warmup_steps: int = field(0, help="Updates in which the rate rises linearly to lr.")
     min_lr_ratio: float = field(
-        0.0, help="Final learning rate of a cosine schedule, divided by lr."
+        0.0, help="Final rate of a cosine schedule, divided by lr."
     )
-    clip: float = field(
-        0.25, help="Largest global norm of the gradient. 0 turns clipping off."
-    )
-    weight_decay: float = field(
-        0.0, help="Weight decay, which applies to matrices only."
-    )
+    clip: float = field(0.25, help="Largest global norm of the gradient. 0 is off.")
+    weight_decay: float = field(0.0, help="Weight decay, of matrices only.")
     asgd_from: int = field(
         0,
-        help="First update, counted from 1, of the mean of all later parameters, "
-        "which is evaluated instead of the newest (ASGD). 0 keeps no mean.",
+        help="First update of the mean that is evaluated instead (ASGD). 0 keeps none.",
     )
 
     def __post_init__(self) -> None:
