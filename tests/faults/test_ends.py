@@ -172,26 +172,24 @@ def test_advice_on_too_little_memory_fits_the_mode(mode: str, advice: str) -> No
     assert "failed.): set model.kernel to" in device_error(error, mode)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_nonfinite_result_is_an_error(value: float) -> None:
-    check_finite({"rows": [{"nll": 1.0}], "nll": None, "name": value})
+def test_a_nonfinite_result_is_an_error() -> None:
+    nan, inf = float("nan"), float("inf")
+    check_finite({"rows": [{"nll": 1.0}], "nll": None, "name": nan})
     with pytest.raises(BadNumbers, match="rows.1.nll = .* lower eval.dynamic_lr"):
-        check_finite({"rows": [{"nll": 1.0}, {"nll": value}]})
+        check_finite({"rows": [{"nll": 1.0}, {"nll": nan}]})
     with pytest.raises(BadNumbers, match="nll_nats.96 = "):
-        check_finite({"nll_nats": {96: value}})
+        check_finite({"nll_nats": {96: inf}})
 
 
-@pytest.mark.parametrize("mode", ["evaluate", "score", "generate", "export"])
-def test_nonfinite_weights_are_refused(own_home: Home, mode: str) -> None:
+def test_nonfinite_weights_are_refused(own_home: Home) -> None:
     step, name = 61, "layers/feed_forward/out/bias"
-    if step not in save_restore.list_steps(own_home.run / "checkpoints"):
-        params = load(own_home.run).params
-        bias = params["layers"]["feed_forward"]["out"]["bias"]
-        params["layers"]["feed_forward"]["out"]["bias"] = bias.at[1, 3].set(jnp.nan)
-        with save_restore.Checkpoints(own_home.run) as manager:
-            manager.save_items(step, {"params": params})
-            manager.finish(step)
-    done = own_home.read(mode, f"--config.eval.checkpoint={step}")
+    params = load(own_home.run).params
+    bias = params["layers"]["feed_forward"]["out"]["bias"]
+    params["layers"]["feed_forward"]["out"]["bias"] = bias.at[1, 3].set(jnp.nan)
+    with save_restore.Checkpoints(own_home.run) as manager:
+        manager.save_items(step, {"params": params})
+        manager.finish(step)
+    done = own_home.read("export", f"--config.eval.checkpoint={step}")
     assert (done.status, done.out) == (76, "")
     assert f"parameter {name} in {own_home.run} is not finite" in done.err
 

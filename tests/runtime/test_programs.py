@@ -77,7 +77,6 @@ def test_an_unwritable_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (["NVIDIA H200"], "", True),
         (["NVIDIA H200"], "--xla_gpu_enable_command_buffer=", False),
         (["NVIDIA H200", "NVIDIA H200"], "", False),
-        (["TPU v5 lite"], "", False),
         (["cpu"], "", False),
     ],
 )
