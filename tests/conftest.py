@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import jax
 import pytest
 
-from txl_jax.report import progress
+from txl_jax.report import log
 from txl_jax.runtime import distributed, programs
 
 jax.config.update("jax_platforms", "cpu")
@@ -28,7 +28,7 @@ if jax.__version_info__ < (0, 11):
 GIVEN_FLAGS = os.environ.get("XLA_FLAGS", "").removesuffix(QUICK_FLAGS)
 os.environ["XLA_FLAGS"] = GIVEN_FLAGS + QUICK_FLAGS  # read once, by the first program
 # A slow machine prints no more lines than a fast one.
-progress.QUIET_SECONDS = 3600.0
+log.QUIET_SECONDS = 3600.0
 
 QUICK = "jax_disable_most_optimizations"
 CACHE_BYTES = 2**30

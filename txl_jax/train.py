@@ -20,8 +20,7 @@ from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.model.flops import needed_flops
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
-from txl_jax.report.log import MetricsLog, SendLine
-from txl_jax.report.progress import Progress, compile_step
+from txl_jax.report.log import MetricsLog, Progress, SendLine, compile_step
 from txl_jax.report.timing import Trace, peak_flops
 from txl_jax.report.viewers import Events
 from txl_jax.runtime import distributed, preemption

@@ -27,8 +27,7 @@ from jax.sharding import Mesh, PartitionSpec
 from txl_jax.checkpoint import save_restore
 from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.report import plots, provenance
-from txl_jax.report.log import MetricsLog, read_metrics, to_json
-from txl_jax.report.progress import Progress, compile_step
+from txl_jax.report.log import MetricsLog, Progress, compile_step, read_metrics, to_json
 from txl_jax.runtime import allocator, distributed, preemption
 from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.sharding.mesh import make_mesh

@@ -9,9 +9,8 @@ import jax
 import pytest
 
 from tests.support.processes import LIMIT_SECONDS
-from txl_jax.report import progress
-from txl_jax.report.log import say
-from txl_jax.report.progress import Progress, compile_step, waiting
+from txl_jax.report import log
+from txl_jax.report.log import Progress, compile_step, say, waiting
 from txl_jax.runtime import distributed
 
 
@@ -22,7 +21,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     seconds: float,
     count: int,
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY_SECONDS", seconds)
+    monkeypatch.setattr(log, "EVERY_SECONDS", seconds)
     with Progress("epoch"), Progress("train", 109, done=100) as bar:
         for done in range(101, 110):
             bar(done, loss=f"{done / 100:.2f}", bpc="2.00")
@@ -52,8 +51,8 @@ def test_on_a_terminal_progress_is_a_bar(
 def test_a_long_wait_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     said: queue.Queue[str] = queue.Queue()
     hear = partial(said.get, timeout=LIMIT_SECONDS)
-    monkeypatch.setattr(progress, "say", said.put)
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(log, "say", said.put)
+    monkeypatch.setattr(log, "QUIET_SECONDS", 0.0)
     with pytest.raises(ValueError), waiting("reading"):
         assert hear() == "reading"
         raise ValueError

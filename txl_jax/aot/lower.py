@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.model.segment import Segment
-from txl_jax.report.progress import Lowers
+from txl_jax.report.log import Lowers
 from txl_jax.sharding.rules import sharding
 
 GIB = 2**30

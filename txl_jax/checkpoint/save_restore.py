@@ -30,8 +30,7 @@ from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.model.initializers import Params
-from txl_jax.report.log import say
-from txl_jax.report.progress import waiting
+from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, storage
 from txl_jax.update.state import Average, Program, TrainState
 

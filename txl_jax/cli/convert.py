@@ -25,8 +25,7 @@ from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.generate.options import generation_model
 from txl_jax.report import provenance
-from txl_jax.report.log import say
-from txl_jax.report.progress import waiting
+from txl_jax.report.log import say, waiting
 from txl_jax.runtime import storage
 from txl_jax.runtime.storage import Json
 from txl_jax.workdir import claim, folder

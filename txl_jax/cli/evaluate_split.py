@@ -31,8 +31,7 @@ from txl_jax.evaluate.perplexity import (
 from txl_jax.model.initializers import Params
 from txl_jax.paper import cold_start
 from txl_jax.report import plots, provenance
-from txl_jax.report.log import aligned, say
-from txl_jax.report.progress import Progress
+from txl_jax.report.log import Progress, aligned, say
 from txl_jax.runtime import storage
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import check_streams

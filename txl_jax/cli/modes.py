@@ -22,8 +22,7 @@ from txl_jax.errors import BadNumbers, Interrupted, UserError, device_error
 from txl_jax.kernels import check, dispatch
 from txl_jax.paper.memory_rows import MEMORIES
 from txl_jax.report import provenance
-from txl_jax.report.log import Lines, say, to_json
-from txl_jax.report.progress import waiting
+from txl_jax.report.log import Lines, say, to_json, waiting
 from txl_jax.runtime import distributed, programs, storage
 from txl_jax.runtime.storage import Json
 from txl_jax.workdir.load import Loaded, initial_data, load

@@ -28,8 +28,7 @@ from txl_jax.data.encode import Encoder, Recipe, resolve
 from txl_jax.data.options import AGAIN, OWN, SPLITS, DataConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
-from txl_jax.report.log import say
-from txl_jax.report.progress import waiting
+from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, programs, storage
 from txl_jax.runtime.storage import Json, refusing_damage
 

@@ -31,7 +31,7 @@ from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.progress import compile_step
+from txl_jax.report.log import compile_step
 from txl_jax.sharding.rules import place_segments
 from txl_jax.update.step import nll_sum
 

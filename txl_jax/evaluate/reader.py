@@ -23,7 +23,7 @@ from txl_jax.model.memory.kinds import empty_fixed_memory, lay_out
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.progress import compile_step
+from txl_jax.report.log import compile_step
 from txl_jax.sharding.rules import letters, place_segments, shardings
 
 AHEAD = 2  # calls that wait for the devices

@@ -35,7 +35,7 @@ from txl_jax.model.memory.kinds import lay_out, one_token_memory
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.progress import compile_step
+from txl_jax.report.log import compile_step
 from txl_jax.sharding.rules import letters, shards
 
 # A lower temperature is 0: divided by it, logits overflow, and no noise changes their

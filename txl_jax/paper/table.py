@@ -23,8 +23,7 @@ from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
 from txl_jax.paper.options import TABLES, TableConfig
-from txl_jax.report.log import say, spent_seconds, to_json
-from txl_jax.report.progress import Progress
+from txl_jax.report.log import Progress, say, spent_seconds, to_json
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
 from txl_jax.workdir import claim

@@ -25,8 +25,7 @@ from txl_jax.errors import BadNumbers, UserError, prefixed
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.log import say
-from txl_jax.report.progress import waiting
+from txl_jax.report.log import say, waiting
 from txl_jax.runtime import storage
 from txl_jax.sharding.mesh import nearest_mesh
 from txl_jax.sharding.rules import shardings
