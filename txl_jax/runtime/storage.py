@@ -112,11 +112,12 @@ def refusing_damage(
     *more: type[Exception],
 ) -> Iterator[None]:
     """Raises UserError for an error of DAMAGE, of the disk, or one of `more`."""
+    kinds: tuple[type[Exception], ...] = (OSError, *DAMAGE, *more)
     try:
         yield
     except PermissionError:
         raise
-    except (OSError, *DAMAGE, *more) as error:
+    except kinds as error:
         raise UserError(f"{path} is damaged ({error}): {fix}") from error
 
 
