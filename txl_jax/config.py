@@ -20,7 +20,7 @@ from txl_jax.aot.options import CompileConfig
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.data.options import SLACK, DataConfig
-from txl_jax.errors import UserError, nearest, refuse
+from txl_jax.errors import UserError, nearest, prefixed, refuse
 from txl_jax.evaluate.options import BOOLS, EvalConfig, ScoreConfig, evaluation_model
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import (
@@ -82,8 +82,10 @@ class Config:
             f"model.retrieval_len = {model.retrieval_len} must be above model.mem_len "
             f"= {model.mem_len}: what the memory shows is not retrieved",
         )
-        evaluation_model(model, eval)
-        generation_model(model, self.generate)
+        with prefixed("with the lengths of eval"):
+            evaluation_model(model, eval)
+        with prefixed("with generate.mem_len"):
+            generation_model(model, self.generate)
 
     def _check_context(self) -> None:
         """Raises UserError for tokens that are read twice or lack a position."""

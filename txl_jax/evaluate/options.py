@@ -135,9 +135,10 @@ class EvalConfig:
             used = [name for name in names if getattr(self, name) or name == swept]
             if names[0] not in used if getattr(self, on) else used:
                 parts = [f"eval.{x}" for x in dict.fromkeys((on, names[0], *used))]
+                sweep = f", or find the second with --sweep={names[0]}=0.01,0.03,0.1"
                 raise UserError(
-                    f"{', '.join(parts)} belong together: set the first two, or find "
-                    f"the second with --sweep={names[0]}=0.01,0.03,0.1"
+                    f"{', '.join(parts)} belong together: set the first two"
+                    f"{sweep * bool(getattr(self, on))}"
                 )
         if self.cache_len and (self.dynamic or self.cold_start or one_text):
             raise UserError(
