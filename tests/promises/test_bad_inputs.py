@@ -137,6 +137,7 @@ new data.path={home}/words.txt            | too small
 new data.path={home}/latin.txt data.vocab=char | convert it to UTF-8, or set
 new data.path={home}/cut.txt.gz           | if .gz is the wrong suffix
 score run --path={home}/nothing.txt       | has no token after another
+score run --path={text} --config.data.dtype=int8 | is for numbers: leave it out
 new data.path={home}/splits               | no split: more.txt): give train, valid
 new data.corpus=enwik8                    | leave it empty, or set data.corpus='text'
 new data.corpus=tfds:nothing data.path=   | or set data.data_dir to where it is

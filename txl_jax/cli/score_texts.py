@@ -12,7 +12,7 @@ from txl_jax.data.encode import drops_newlines
 from txl_jax.data.number import NumberVocab
 from txl_jax.data.text import Meter
 from txl_jax.data.vocab import Vocab, report_unknown
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, refuse
 from txl_jax.evaluate.options import STDIN, ScoreConfig
 from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
 from txl_jax.report.log import json_lines, require_other, say, writing
@@ -36,6 +36,7 @@ def score_texts(loaded: Loaded) -> Json:
     if vocab.kind == NumberVocab.kind:
         documents = read_sequences(config.score, vocab, config.data.dtype)
     else:
+        refuse(config.data.dtype, "data.dtype is for numbers: leave it out")
         drop = drops_newlines(config.data, vocab.kind)
         documents = read_documents(config.score, vocab, drop)
     warn_of_rotations(config)
