@@ -228,7 +228,7 @@ class ModelConfig:
         refuse(
             Z and not 0 < C <= self.mem_len,
             f"model.compressed_len = {Z} with model.compression_rate = {C}: the rate, "
-            f"of states that leave together, must be from 1 to mem_len = {self.mem_len}",
+            f"states that leave together, must be from 1 to mem_len = {self.mem_len}",
         )
         one = {
             'model.recurrence = "same"': self.recurrence == "same",
