@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,7 +76,16 @@ def test_line_ends_of_a_tokenizer_without_newlines() -> None:
     assert made.unknown == 0
 
 
-def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with refused(r"not installed: pip install 'txl_jax\[subword\]'"):
+@pytest.mark.parametrize(
+    "library, error",
+    [
+        (None, "tokenizers, which is not installed"),
+        (SimpleNamespace(__version__="0.15.2", Tokenizer=object), "not 0.15.2"),
+    ],
+)
+def test_missing_and_old_libraries_name_the_extra(
+    library: Any, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", library)
+    with refused(rf"{error}: pip install 'txl_jax\[subword\]'"):
         SubwordVocab.read("", "it")

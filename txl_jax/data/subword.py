@@ -26,6 +26,11 @@ def _library() -> Any:  # it has no types
             "data.vocab='subword' needs tokenizers, which is not installed: "
             "pip install 'txl_jax[subword]'"
         ) from error
+    if not hasattr(tokenizers.Tokenizer, "encode_batch_fast"):
+        raise UserError(
+            "data.vocab='subword' needs tokenizers 0.20 or newer, not "
+            f"{tokenizers.__version__}: pip install 'txl_jax[subword]'"
+        )
     return tokenizers
 
 
