@@ -172,3 +172,11 @@ def test_the_step_of_a_damaged_checkpoint_is_saved_again(copied: Path) -> None:
         assert len(aside) == again
         assert resume(copied).step == NEWER
         flip(newest(copied) / "record" / "metadata")
+
+
+def test_another_position_in_the_text_is_noticed(copied: Path) -> None:
+    path = newest(copied) / "record" / "metadata"
+    text = path.read_text("utf-8")
+    path.write_text(text.replace('"token_offset": 3', '"token_offset": 7'), "utf-8")
+    assert path.read_text("utf-8") != text
+    assert resume(copied).step == OLDER

@@ -1,10 +1,12 @@
 """The manifest of a checkpoint: its step, data position and checksums of its arrays.
 
 Orbax stores the values of arrays without a checksum, so a bit flip on a disk would
-silently change a weight. The manifest is the JSON item "record" beside the arrays.
+silently change a weight. The manifest is the JSON item "record" beside the arrays, and
+has its own SHA-256: another position would silently change what the run reads next.
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Iterable
@@ -62,12 +64,15 @@ class Manifest:
     def to_json(self) -> Json:
         """Returns the JSON object that `parse` accepts as text."""
         position = self.position and self.position._asdict()
-        return {**dataclasses.asdict(self), "position": position}
+        body = {**dataclasses.asdict(self), "position": position}
+        return {**body, "sha256": _sha256(body)}
 
 
 def parse(text: str) -> Manifest:
     """Returns the manifest that `Manifest.to_json` wrote; raises an error of DAMAGE."""
     body = json.loads(text)
+    if body.pop("sha256") != _sha256(body):
+        raise ValueError("its checksum, sha256, is wrong")
     position = body["position"] and Position(**body["position"])
     nll = None if body["valid_nll"] is None else float(body["valid_nll"])
     arrays = {
@@ -75,6 +80,10 @@ def parse(text: str) -> Manifest:
         for name, (dtype, shape, checksum) in body["arrays"].items()
     }
     return Manifest(body["step"], position, nll, arrays)
+
+
+def _sha256(body: Json) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def write(folder: Path, manifest: Manifest) -> None:
