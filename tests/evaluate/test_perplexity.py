@@ -268,7 +268,7 @@ def test_the_seconds_leave_compilation_out(monkeypatch: pytest.MonkeyPatch) -> N
     read, compiled = Reader.read, []
 
     def check(self: Reader, *args: Any) -> Any:
-        compiled.append(self.program is not None)
+        compiled.append(self.calls.program is not None)
         return read(self, *args)
 
     monkeypatch.setattr(Reader, "read", check)

@@ -17,7 +17,6 @@ from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
 from tests.support.reference_tokens import Stream as TokenStream
-from tests.support.refusal import refused
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.generate.sampler import choose, restrict
@@ -195,11 +194,6 @@ def test_a_window_is_read_again_for_every_token(
             for at in range(len(prompt), len(text_T))
         ]
         tiny.assert_close(nll_T, [nll_T[-1] for nll_T in expected])
-
-
-def test_a_prompt_without_tokens_is_refused() -> None:
-    with refused("generate.prompt has no tokens"):
-        next(sampler.stream(tiny.CONFIG, PARAMS, [PROMPT, PROMPT[:0]], MEMORY))
 
 
 def test_groups_of_prompts_share_programs() -> None:

@@ -116,5 +116,4 @@ def test_text_grows_as_it_is_decoded() -> None:
     for byte in data[2:]:
         growing.add(np.array([byte]), np.zeros(1))
         read = bytes(growing.tokens)
-        assert growing.text == read.decode("utf-8", errors="replace")
-    assert growing.done == len(data) - 1
+        assert growing.text == read.decode("utf-8", errors="replace").rstrip("\ufffd")

@@ -172,4 +172,4 @@ def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:
         params = lower.abstract_result(reader.unstack, params)
         memory = lower.abstract_result(reader.empty, params)
     segment = lower.abstract_segments(mesh, 1, B, reader.tgt_len * reader.segments)
-    return lower.compile_step_for(mesh, reader, params, memory, segment)
+    return lower.compile_step_for(mesh, reader.calls, params, memory, segment)

@@ -24,15 +24,13 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import paced
+from txl_jax.evaluate.reader import Calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.log import compile_step
-from txl_jax.sharding.rules import place_segments
 from txl_jax.update.step import nll_sum
 
 EPSILON = 1e-3
@@ -67,9 +65,9 @@ def gradient(
 
 
 def add_squares(
-    config: ModelConfig, carry: Carry, params: Params, segments: Segment
-) -> tuple[Carry, Array]:
-    """Returns ((sums of squared gradients, memory), nll_S) after S more segments."""
+    config: ModelConfig, params: Params, carry: Carry, segments: Segment
+) -> tuple[Array, Carry]:
+    """Returns (nll_S, (sums of squared gradients, memory)) after S more segments."""
 
     def add(carry: Carry, segment: OneSegment) -> tuple[Carry, Array]:
         squares, memory = carry
@@ -77,15 +75,15 @@ def add_squares(
         squares = jax.tree.map(lambda total, g: total + g * g, squares, grads)
         return (squares, memory), nll
 
-    return jax.lax.scan(add, carry, OneSegment._make(segments))
+    return jax.lax.scan(add, carry, OneSegment._make(segments))[::-1]
 
 
 def adapt(
-    config: ModelConfig, carry: Carry, rule: Rule, segments: Segment
-) -> tuple[Carry, Array]:
+    config: ModelConfig, rule: Rule, carry: Carry, segments: Segment
+) -> tuple[Array, Carry]:
     """Scores S segments, and updates the parameters after each one.
 
-    Returns ((parameters, memory), nll_S).
+    Returns (nll_S, (parameters, memory)).
     """
     trained, rms, lr, decay, epsilon = rule
 
@@ -98,41 +96,7 @@ def adapt(
         grads, nll, memory = gradient(config, params, memory, segment)
         return (jax.tree.map(update, params, trained, grads, rms), memory), nll
 
-    return jax.lax.scan(read_one, carry, OneSegment._make(segments))
-
-
-class Calls:
-    """A step (carry, fixed, segments) -> (carry, output), compiled once."""
-
-    def __init__(
-        self,
-        name: str,
-        step: Callable[[Carry, Any, Segment], tuple[Carry, Array]],
-        mesh: Mesh,
-    ) -> None:
-        self.name, self.step, self.mesh = name, step, mesh
-        self.program: jax.stages.Compiled | None = None
-
-    def compile(
-        self, carry: Carry, fixed: Any, segment: Segment
-    ) -> jax.stages.Compiled:
-        """Returns the program of the step."""
-        if self.program is None:
-            places = jax.tree.map(lambda x: x.sharding, carry)
-            step = jax.jit(self.step, donate_argnums=0, out_shardings=(places, None))
-            self.program = compile_step(self.name, step, carry, fixed, segment)
-        return self.program
-
-    def outputs(
-        self, carry: Carry, fixed: Any, segments: Iterable[Segment]
-    ) -> Iterator[Array]:
-        """Yields the output of every call; then `self.carry` is the last carry."""
-        for segment in segments:
-            segment = place_segments(self.mesh, segment)
-            program = self.compile(carry, fixed, segment)
-            carry, output = program(carry, fixed, segment)
-            yield output
-        self.carry = carry
+    return jax.lax.scan(read_one, carry, OneSegment._make(segments))[::-1]
 
 
 def beside_memory(
@@ -153,9 +117,9 @@ def root_mean_squares(
     """Returns r of every parameter, from consecutive segments of the training split."""
     model_config = model_without_dropout(model_config, config)
     step = functools.partial(add_squares, model_config)
-    calls = Calls("the gradients of segments", step, mesh)
+    calls = Calls("the gradients of segments", step, mesh, donate=(1,))
     carry = beside_memory(model_config, params, jnp.zeros_like)
-    for _ in paced(calls.outputs(carry, params, segments)):
+    for _ in calls.outputs(params, carry, segments):
         pass
     return to_roots(calls.carry[0])
 
@@ -171,8 +135,9 @@ def to_roots(squares: Params) -> Params:
 
 @functools.lru_cache(maxsize=1)  # a sweep over rates needs one program
 def make_calls(model: ModelConfig, rule: str, tgt_len: int, mesh: Mesh) -> Calls:
-    """Returns the calls of `adapt`, of one rule and length of segments."""
-    return Calls("the dynamic evaluation step", functools.partial(adapt, model), mesh)
+    """Returns the calls of `adapt`, for one rule and length of segments."""
+    step = functools.partial(adapt, model)
+    return Calls("the dynamic evaluation step", step, mesh, donate=(1,))
 
 
 class Adaptation:
@@ -192,19 +157,18 @@ class Adaptation:
         self.config, self.rms = config, rms
         self.calls = make_calls(self.model, config.dynamic, config.tgt_len, mesh)
 
-    def _start(self, params: Params) -> tuple[Carry, Rule]:
+    def _start(self, params: Params) -> tuple[Rule, Carry]:
         config, rms = self.config, self.rms
         if rms is None:
             rms = jax.tree.map(lambda _: 1.0, params)
         epsilon = EPSILON if config.dynamic == "rms" else 0.0
         rule = Rule(params, rms, config.dynamic_lr, config.dynamic_decay, epsilon)
-        return beside_memory(self.model, params, jnp.copy), rule
+        return rule, beside_memory(self.model, params, jnp.copy)
 
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
         """Compiles what `read` runs for these parameters and segments."""
-        segment = place_segments(self.calls.mesh, next(iter(segments)))
-        self.calls.compile(*self._start(params), segment)
+        self.calls.compile(*self._start(params), next(iter(segments)))
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Array]:
         """Yields nll_S, in nats, of every call; `params` keep their values."""
-        return paced(self.calls.outputs(*self._start(params), segments))
+        return self.calls.outputs(*self._start(params), segments)

@@ -1,8 +1,7 @@
 """The nll of a split, read segment by segment with a memory (section 4.1)."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.data.streams import Streams
+from txl_jax.evaluate.dynamic import Adaptation
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.model.config import ModelConfig
@@ -23,16 +23,6 @@ from txl_jax.sharding.rules import host_rows
 
 ShowProgress = Callable[[int, int], None]  # of (done, total)
 Evaluate = Callable[[Params, np.ndarray, ShowProgress], Json]
-
-
-class SplitReader(Protocol):
-    """A `Reader` of summed nlls in nats, or what takes its place."""
-
-    def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
-        """Compiles what `read` runs for these parameters and segments."""
-
-    def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Array]:
-        """Yields the sums of every call."""
 
 
 def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Reader:
@@ -72,16 +62,15 @@ def make_evaluate(
     model_config: ModelConfig,
     config: EvalConfig,
     mesh: Mesh,
-    reader: SplitReader | None = None,
+    reader: Reader | Adaptation | None = None,
 ) -> Evaluate:
     """Returns evaluate(params, tokens, progress), compiled once for any split.
 
     progress is called when a segment is dispatched. The result has the number of scored
     tokens, the mean nll in nats, ppl, bpc, the seconds of reading without compilation,
     the streams, and cold_tokens: the tokens scored before their stream had read mem_len
-    tokens (without a memory, ext_len).
-
-    reader: that of `make_reader` by default
+    tokens (without a memory, ext_len). reader: yields summed nlls in nats; by default
+    that of `make_reader`.
     """
     rows = host_rows(mesh, config.streams, "eval.streams")
     context = config.mem_len or config.ext_len
@@ -98,7 +87,6 @@ def make_evaluate(
             warm_tokens=context if config.warm_start else 0,
             reset_memory_at=int(config.reset_memory_at),
         )
-
         reader.prepare(params, streams.epoch())
         started = time.perf_counter()
         sums = [*reader.read(params, each_segment(streams, progress))]

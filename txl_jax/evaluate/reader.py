@@ -20,7 +20,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.kinds import empty_fixed_memory, lay_out
-from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
+from txl_jax.model.memory.protocol import AnyMemory
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import compile_step
@@ -76,26 +76,6 @@ def join_calls(segments: Iterable[Segment], count: int) -> Iterator[Segment]:
         yield Segment._make([*joined, np.sum(lengths, axis=0, dtype=np.int32)])
 
 
-def make_step(
-    config: ModelConfig, read: Read, segment_len: int
-) -> Callable[[Params, MemoryLike, Segment], tuple[Outputs, MemoryLike]]:
-    """Returns step(unstacked params, memory, segments [S, ..]) -> (outputs, memory)."""
-    model = TransformerXL(config)
-
-    def step(
-        params: Params, memory: MemoryLike, segments: Segment
-    ) -> tuple[Outputs, MemoryLike]:
-        def read_one(memory: MemoryLike, segment: OneSegment) -> Any:
-            result = model.apply(
-                {"params": params}, memory, segment, segment_len, method=read
-            )
-            return result[::-1]  # a scan returns its carry first
-
-        return jax.lax.scan(read_one, memory, OneSegment._make(segments))[::-1]
-
-    return step
-
-
 def paced(outputs: Iterable[Outputs]) -> Iterator[Outputs]:
     """Yields outputs that are still computed, of at most AHEAD calls.
 
@@ -110,14 +90,66 @@ def paced(outputs: Iterable[Outputs]) -> Iterator[Outputs]:
         yield output
 
 
+class Calls:
+    """A step (fixed, carry, segments) -> (outputs, carry), compiled for the first call.
+
+    Without a mesh, computation follows the devices of the first two. donate: as
+    `jax.jit`'s donate_argnums.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[Any, Any, Segment], tuple[Outputs, Any]],
+        mesh: Mesh | None,
+        donate: tuple[int, ...] = (),
+    ) -> None:
+        self.name, self.step, self.mesh, self.donate = name, step, mesh, donate
+        self.program: jax.stages.Compiled | None = None
+
+    def lower(self, fixed: Any, carry: Any, segment: Segment) -> jax.stages.Lowered:
+        """Lowers the step; the carry keeps its shardings."""
+        places = jax.tree.map(lambda x: x.sharding, carry)
+        step = jax.jit(
+            self.step, donate_argnums=self.donate, out_shardings=(None, places)
+        )
+        return step.lower(fixed, carry, segment)
+
+    def compile(
+        self, fixed: Any, carry: Any, segment: Segment
+    ) -> tuple[jax.stages.Compiled, Segment]:
+        """Returns the program and the segment on its devices."""
+        segment = place_segments(self.mesh, segment) if self.mesh else segment
+        if self.program is None:
+            self.program = compile_step(self.name, self, fixed, carry, segment)
+        return self.program, segment
+
+    def outputs(
+        self, fixed: Any, carry: Any, segments: Iterable[Segment]
+    ) -> Iterator[Outputs]:
+        """Yields the outputs of every call; at the end, `self.carry` is the last carry.
+
+        Segments of host arrays hold this process's streams. Outputs stay on the device,
+        and are still computed, at most those of AHEAD calls.
+        """
+
+        def compute() -> Iterator[Outputs]:
+            nonlocal carry
+            for segment in segments:
+                program, segment = self.compile(fixed, carry, segment)
+                output, carry = program(fixed, carry, segment)
+                yield output
+
+        yield from paced(compute())
+        self.carry = carry
+
+
 class Reader:
     """Reads segments of B streams and L tokens, with a memory that starts empty.
 
     `segments` of them are computed together (`grouping.count_segments`; 0 = chosen).
-    Without a mesh, computation follows the parameters' devices. `more` returns the
-    initial value of what `read` carries beside the memory, as (memory, value). The step
-    is compiled once, for the first segment. Call `unstack` outside every loop (see
-    `memory.key_values`).
+    `more` returns the initial value of what `read` carries beside the memory, as
+    (memory, value). Call `unstack` outside every loop (see `memory.layout`).
     """
 
     def __init__(
@@ -131,10 +163,11 @@ class Reader:
         segments: int = 1,
         documents: bool = False,
     ) -> None:
-        B, L = batch_size, tgt_len
+        B, L, model = batch_size, tgt_len, TransformerXL(config)
         S = count_segments(config, segments, B, L, mesh, documents)
         W = window_tokens(config, S, B, L, mesh)
-
+        self.config, self.tgt_len = config, L
+        self.segments = S  # of a call
         # Whether a call is split over mesh.segments; the step then reads parameters
         # that are stacked.
         self.in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
@@ -149,68 +182,37 @@ class Reader:
             places = shardings(mesh, letters(memory))
             return jax.lax.with_sharding_constraint(memory, places)
 
-        self.mesh, self.config = mesh, config
-        self.batch_size, self.tgt_len = B, L
-        self.segments = S  # of a call
+        def step(params: Params, memory: Any, segments: Segment) -> tuple[Outputs, Any]:
+            def read_one(memory: Any, segment: OneSegment) -> Any:
+                result = model.apply(
+                    {"params": params}, memory, segment, L, method=read
+                )
+                return result[::-1]  # a scan returns its carry first
+
+            return jax.lax.scan(read_one, memory, OneSegment._make(segments))[::-1]
+
         # Only hidden states pass from device to device.
         apart = functools.partial(lay_out, config)
         self.unstack = jax.jit((lambda params: params) if self.in_pieces else apart)
         # Unused parameters are kept, so that the memory is on their devices.
         self.empty = jax.jit(empty, keep_unused=True)
-        self.step = make_step(config, read, L)
-        self.program: jax.stages.Compiled | None = None
-
-    def lower(
-        self, params: Params, memory: Any, segment: Segment
-    ) -> jax.stages.Lowered:
-        """Lowers the step for unstacked parameters; a memory keeps its shardings."""
-        places = jax.tree.map(lambda x: x.sharding, memory)
         # Donating the memory saves nothing: it moves by a segment, out of place.
-        step = jax.jit(self.step, out_shardings=(None, places))
-        return step.lower(params, memory, segment)
+        self.calls = Calls("the evaluation step", step, mesh)
 
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
         """Compiles what `read` runs for these parameters and segments."""
-        if self.program is None:
-            fixed = self.unstack(params)
-            (first,) = itertools.islice(self._calls(segments), 1)
-            self._compile(fixed, self.empty(fixed), first)
+        fixed = self.unstack(params)
+        first = next(join_calls(segments, self.segments))
+        self.calls.compile(fixed, self.empty(fixed), first)
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
         """Yields `outputs` for the model's own, stacked parameters."""
         return self.outputs(self.unstack(params), segments)
 
-    def outputs(
-        self,
-        params: Params,
-        segments: Iterable[Segment],
-        leave: Callable[[Any], object] | None = None,
-    ) -> Iterator[Outputs]:
-        """Yields the outputs [1, ..] of every call.
+    def outputs(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
+        """Yields the outputs [1, ..] of every call, for unstacked parameters.
 
-        At the end, `leave` gets the memory. `params` are unstacked. Segments of host
-        arrays hold this process's streams. Outputs stay on the device.
+        At the end, `calls.carry` is the memory.
         """
-        memory = self.empty(params)
-
-        def compute() -> Iterator[Outputs]:
-            nonlocal memory
-            for segment in self._calls(segments):
-                program = self.program or self._compile(params, memory, segment)
-                output, memory = program(params, memory, segment)
-                yield output
-
-        yield from paced(compute())
-        if leave is not None:
-            leave(memory)
-
-    def _calls(self, segments: Iterable[Segment]) -> Iterator[Segment]:
-        for segment in join_calls(segments, self.segments):
-            yield place_segments(self.mesh, segment) if self.mesh else segment
-
-    def _compile(
-        self, params: Params, memory: Any, segment: Segment
-    ) -> jax.stages.Compiled:
-        name = "the evaluation step"
-        self.program = compile_step(name, self, params, memory, segment)
-        return self.program
+        joined = join_calls(segments, self.segments)
+        return self.calls.outputs(params, self.empty(params), joined)

@@ -23,7 +23,6 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 
-from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.grouping import count_segments
 from txl_jax.evaluate.options import EvalConfig
@@ -55,8 +54,9 @@ class Drawn(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What the next token is predicted from, beside the newest token."""
+    """What the next token is predicted from."""
 
+    token_B: Array  # the newest tokens
     memory: MemoryLike
     window_BL: Array
     length_B: Array  # tokens in the window
@@ -114,20 +114,21 @@ class Sampler:
         mesh: Mesh | None = None,
     ) -> None:
         self.config = model = generation_model(model_config, config)
-        self.options, self.vocab_size = config, vocab_size
-        self.batch_size, self.stacked = batch_size, params
+        self.options, self.vocab_size, self.batch_size = config, vocab_size, batch_size
         by_segments = bool(model.memory_tokens) or model.recurrence == "same"
         self.one_by_one = model.has_memory and not by_segments
-        self.block = 1 if self.one_by_one else window  # tokens that enter together
-        # Tokens that enter the memory before the first sample.
-        self.longest = model.has_memory * ((longest - 1) // self.block * self.block)
-        self.reader = self._make_reader(window, segments, mesh)
+        self.window = 0 if self.one_by_one else window
+        self.reader = self._make_reader(longest - 1, window, segments, mesh)
         self.params = jax.jit(functools.partial(lay_out, model))(params)
-        self.start: jax.stages.Compiled | None = None
+        self.reader_params = params if self.reader.in_pieces else self.params
+        # Unused parameters are kept, so that the context is on their devices.
+        self.begin = jax.jit(self._begin, keep_unused=True)
         self.draw: jax.stages.Compiled | None = None
 
-    def _make_reader(self, width: int, segments: int, mesh: Mesh | None) -> Reader:
-        config, B, longest = self.config, self.batch_size, self.longest
+    def _make_reader(
+        self, longest: int, width: int, segments: int, mesh: Mesh | None
+    ) -> Reader:
+        config, B = self.config, self.batch_size
         if mesh and mesh.shape["segments"] > 1 and shards(mesh, "B") == 1:
             split = Reader(config, read_nothing, B, width, mesh, segments=segments)
             # A short prompt would be mostly padding.
@@ -148,100 +149,83 @@ class Sampler:
         """
         count, num_tokens = len(prompts), self.options.num_tokens
         seed_B = (seed + np.arange(self.batch_size, dtype=np.int64)).astype(np.uint32)
-        state = self.read(prompts)
+        context = self.read([*prompts, *[prompts[0]] * (self.batch_size - count)])
         if self.draw is None:
-            places = jax.tree.map(lambda x: x.sharding, state)
+            places = jax.tree.map(lambda x: x.sharding, context)
             draw = jax.jit(self._draw, donate_argnums=1, out_shardings=(places, None))
-            self.draw = compile_step("the sampler", draw, self.params, state, seed_B, 0)
+            self.draw = compile_step(
+                "the sampler", draw, self.params, context, seed_B, 0
+            )
         for first in range(0, num_tokens, EVERY):
-            state, drawn = self.draw(self.params, state, seed_B, first)
+            context, drawn = self.draw(self.params, context, seed_B, first)
             drawn = jax.device_get(drawn)
             yield Drawn(*(np.asarray(x)[:count, : num_tokens - first] for x in drawn))
 
-    def read(self, prompts: Sequence[np.ndarray]) -> tuple[Array, Context]:
-        """Returns (token_B, context) from which the next tokens are predicted."""
-        if not all(map(len, prompts)):
-            raise UserError("generate.prompt has no tokens: give a text to continue")
-        spare = [prompts[0]] * (self.batch_size - len(prompts))
-        given = self.params, *self._split([*prompts, *spare])
-        if self.start is None:
-            # Unused parameters are kept, so that the context is on their devices.
-            start = jax.jit(self._start, keep_unused=True)
-            self.start = compile_step("reading the prompt", start, *given)
-        return self.start(*given)
-
-    def _split(self, prompts: list[np.ndarray]) -> tuple[Any, ...]:
-        """Returns (token_B, (window_BL, length_B), segments, memory) of the prompts.
-
-        token_B are their last tokens, the window is before these, and all before it is
-        in segments, or already in a memory if the prompts are split over a mesh.
-        """
-        token_B = np.array([prompt[-1] for prompt in prompts], np.int32)
-        prompts = [prompt[:-1] for prompt in prompts]
-        if not self.config.has_memory:  # one more token fills the window
-            prompts = [x[max(len(x) + 1 - self.block, 0) :] for x in prompts]
-        ends = [len(prompt) // self.block * self.block for prompt in prompts]
-        rest = [x[end:] for x, end in zip(prompts, ends, strict=True)]
-        window = pad(rest, 0 if self.one_by_one else self.block)
-        read = [x[:end] for x, end in zip(prompts, ends, strict=True)]
-        if not self.reader.in_pieces:
-            width = self.reader.segments * self.reader.tgt_len
-            return token_B, window, split(read, self.longest, width), None
-        segments = split(read, self.longest, self.reader.tgt_len)
-        parts = (Segment(*x) for x in zip(*(x[:, None] for x in segments), strict=True))
-        left: list[Any] = []
-        for _ in self.reader.outputs(self.stacked, parts, left.append):
+    def read(self, prompts: list[np.ndarray]) -> Context:
+        """Returns the context after reading batch_size prompts."""
+        L = self.window or 1  # tokens that enter the memory together
+        if not self.config.has_memory:
+            prompts = [x[-L:] for x in prompts]
+        ends = [(len(x) - 1) // L * L for x in prompts]
+        pairs = [*zip(prompts, ends, strict=True)]
+        segments = cut([x[:end] for x, end in pairs], self.reader.tgt_len)
+        for _ in self.reader.outputs(self.reader_params, segments):
             pass
-        return token_B, window, None, left[0]
+        token_B = np.array([x[-1] for x in prompts], np.int32)
+        window_BL, length_B = pad([x[end:-1] for x, end in pairs], self.window)
+        memory = self.reader.calls.carry
+        return self.begin(self.params, Context(token_B, memory, window_BL, length_B))
 
-    def _start(
-        self, params: Params, token_B: Array, window: Any, segments: Any, memory: Any
-    ) -> tuple[Array, Context]:
-        if memory is None:
-            empty = self.reader.empty(params)
-            _, memory = self.reader.step(params, empty, segments)
-        if self.one_by_one:
-            memory = one_token_memory(self.config, params, memory)
-        return token_B, Context(memory, *window)
+    def _begin(self, params: Params, context: Context) -> Context:
+        if not self.one_by_one:
+            return context
+        memory = one_token_memory(self.config, params, context.memory)
+        return context._replace(memory=memory)
 
     def _draw(
-        self, params: Params, state: tuple[Array, Context], seed_B: Array, first: Array
-    ) -> tuple[Any, tuple[Array, Array]]:
-        """Returns (state, (tokens_BT, nll_BT)) of EVERY tokens, from number `first`."""
+        self, params: Params, context: Context, seed_B: Array, first: Array
+    ) -> tuple[Context, tuple[Array, Array]]:
+        """Returns (context, (tokens_BT, nll_BT)) of EVERY tokens from `first` on."""
 
         def choose_one(logits_V: Array, seed: ArrayLike, index: Array) -> Array:
             key = jax.random.fold_in(jax.random.key(seed), index)
             logits_1V = logits_V[None, : self.vocab_size]
             return choose(logits_1V, key, self.options)[0].astype(jnp.int32)
 
-        def draw_one(state: Any, index: Array) -> tuple[Any, tuple[Array, Array]]:
-            log_probs_BV, context = self._predict(params, *state)
+        def draw_one(
+            context: Context, index: Array
+        ) -> tuple[Context, tuple[Array, Array]]:
+            log_probs_BV, context = self._predict(params, context)
             token_B = jax.vmap(choose_one, (0, 0, None))(log_probs_BV, seed_B, index)
             nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
-            return (token_B, context), (token_B, nll_B)
+            return context._replace(token_B=token_B), (token_B, nll_B)
 
         index_T = first + jnp.arange(EVERY)
-        state, (token_TB, nll_TB) = jax.lax.scan(draw_one, state, index_T)
-        return state, (token_TB.T, nll_TB.T)
+        context, (token_TB, nll_TB) = jax.lax.scan(draw_one, context, index_T)
+        return context, (token_TB.T, nll_TB.T)
 
-    def _predict(
-        self, params: Params, token_B: Array, context: Context
-    ) -> tuple[Array, Context]:
-        """Returns (log_probs_BV after a token, the context with the token)."""
+    def _predict(self, params: Params, context: Context) -> tuple[Array, Context]:
+        """Returns (log_probs_BV after the newest token, the context with it read)."""
         apply: Any = functools.partial(
             TransformerXL(self.config).apply, {"params": params}
         )
-        memory = context.memory
+        token_B, memory, window_BL, length_B = context
         if self.one_by_one:
             log_probs_B1V, memory = apply(token_B[:, None], memory, method="logits")
             return log_probs_B1V[:, 0], context._replace(memory=memory)
-        window_BL, length_B = push(context, token_B)
+        B, L = window_BL.shape
+        # Only a window without a memory is full here; its oldest token leaves.
+        full_B1 = (length_B == L)[:, None]
+        window_BL = jnp.where(full_B1, jnp.roll(window_BL, -1, axis=1), window_BL)
+        place_B = jnp.minimum(length_B, L - 1)
+        window_BL = window_BL.at[jnp.arange(B), place_B].set(token_B)
+        length_B = place_B + 1
         log_probs_BV, after = apply(window_BL, memory, length_B, method=predict_last)
         if self.config.has_memory:
-            full_B = length_B == self.block
+            full_B = length_B == L
             memory = choose_streams(full_B, after, memory)
             length_B = jnp.where(full_B, 0, length_B)
-        return log_probs_BV, Context(memory, window_BL, length_B)
+        return log_probs_BV, Context(token_B, memory, window_BL, length_B)
 
 
 def predict_last(
@@ -253,17 +237,6 @@ def predict_last(
     return model.embedding.log_probs(last_B1D)[:, 0], memory
 
 
-def push(context: Context, token_B: Array) -> tuple[Array, Array]:
-    """Appends a token to (window_BL, length_B); a full window drops its oldest."""
-    _, window_BL, length_B = context
-    B, L = window_BL.shape
-    full_B1 = (length_B == L)[:, None]
-    window_BL = jnp.where(full_B1, jnp.roll(window_BL, -1, axis=1), window_BL)
-    place_B = jnp.minimum(length_B, L - 1)
-    window_BL = window_BL.at[jnp.arange(B), place_B].set(token_B)
-    return window_BL, jnp.minimum(length_B + 1, L)
-
-
 def choose_streams(where_B: Array, one: AnyMemory, other: AnyMemory) -> AnyMemory:
     """Returns a memory that is `one` in the streams where_B, and else `other`."""
 
@@ -271,13 +244,7 @@ def choose_streams(where_B: Array, one: AnyMemory, other: AnyMemory) -> AnyMemor
         shape = [-1 if letter == "B" else 1 for letter in spec]
         return jnp.where(where_B.reshape(shape), x, y) if "B" in spec else y
 
-    return jax.tree.map(
-        choose,
-        letters(other),
-        one,
-        other,
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
+    return jax.tree.map(choose, letters(other), one, other)
 
 
 def pad(texts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -287,14 +254,13 @@ def pad(texts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray
     return np.stack(rows).astype(np.int32), length_B
 
 
-def split(texts: Sequence[np.ndarray], longest: int, L: int) -> Segment:
-    """Returns texts of at most `longest` tokens in segments of L, none scored."""
-    S = -(-longest // L)
-    tokens_BT, length_B = pad(texts, S * L)
-    inputs_SBL = np.moveaxis(tokens_BT.reshape(len(texts), S, L), 1, 0)
-    none_SBL = np.zeros(inputs_SBL.shape, np.float32)
-    length_SB = np.clip(length_B - L * np.arange(S)[:, None], 0, L).astype(np.int32)
-    return Segment(inputs_SBL, inputs_SBL, none_SBL, none_SBL > 0, length_SB)
+def cut(texts: Sequence[np.ndarray], L: int) -> Iterator[Segment]:
+    """Yields the segments of L tokens of texts, none scored, up to the longest end."""
+    for at in range(0, max(map(len, texts)), L):
+        inputs_BL, length_B = pad([text_T[at : at + L] for text_T in texts], L)
+        none_BL = np.zeros(inputs_BL.shape, np.float32)
+        arrays = inputs_BL, inputs_BL, none_BL, none_BL > 0, length_B
+        yield Segment(*(x[None] for x in arrays))
 
 
 def stream(
@@ -312,10 +278,8 @@ def stream(
     Prompt b is continued with the seed config.seed + b, independently of the other
     prompts. The other arguments are those of `Sampler`.
     """
-    B, longest, reading = len(prompts), max(map(len, prompts)), (window, segments)
-    sampler = Sampler(
-        model_config, params, config, B, longest, vocab_size, *reading, mesh
-    )
+    sizes = len(prompts), max(map(len, prompts)), vocab_size, window, segments
+    sampler = Sampler(model_config, params, config, *sizes, mesh)
     return sampler.stream(prompts, config.seed)
 
 

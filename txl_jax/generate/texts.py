@@ -21,7 +21,6 @@ from txl_jax.model.initializers import Params
 from txl_jax.report.log import require_other, say
 
 STREAMS = 32  # samples drawn in parallel
-UNSURE = 4  # characters at the end of a text that the next byte may change
 
 Show = Callable[[str], object]
 
@@ -40,7 +39,7 @@ class Sample(NamedTuple):
         return self._asdict() | {
             "step": step,
             "tokens": len(self.token_nlls),
-            "nll": float(np.mean(self.token_nlls)) if self.token_nlls else None,
+            "nll": float(np.mean(self.token_nlls)),
         }
 
 
@@ -50,56 +49,39 @@ class Growing:
     def __init__(
         self, vocab: Vocab, prompt_T: np.ndarray, config: GenerateConfig
     ) -> None:
-        self.vocab, self.stop = vocab, config.stop
-        self.tokens: list[int] = []
+        self.decode, self.stop = vocab.decode, config.stop
+        self.tokens: list[int] = prompt_T.tolist()
+        self.token_texts: list[str] = []
         self.nlls: list[float] = []
-        self.text, self.ended = "", False
-        # The first tokens, and their text, which no later token changes.
-        self.done, self.done_text = 0, ""
-        self._decode(prompt_T.tolist())
-        self.prompt = self.text
-
-    def _decode(self, tokens: list[int]) -> None:
-        """Appends tokens to the text; decodes only the newest ones."""
-        self.tokens += tokens
-        start = max(self.done - CONTEXT, 0)
-
-        def between(first: int, end: int) -> str:
-            known = self.vocab.decode(self.tokens[start:first])
-            return self.vocab.decode(self.tokens[start:end])[len(known) :]
-
-        self.text = self.done_text + between(self.done, len(self.tokens))
-        end = len(self.tokens)
-        while end > self.done and between(self.done, end).endswith(HALF):
-            end -= 1  # the next byte may complete the character
-        self.done_text += between(self.done, end)
-        self.done = end
+        self.prompt = self.decode(self.tokens)
+        self.text = self.prompt.rstrip(HALF)  # the next byte may complete a character
+        self.start, self.ended = len(self.text), False  # where the continuation starts
 
     def add(self, tokens_T: np.ndarray, nll_T: np.ndarray) -> None:
         """Appends tokens, unless the sample has ended."""
         if self.ended:
             return
-        self._decode(tokens_T.tolist())
+        known = self.tokens[-CONTEXT:]
+        new = spell(self.decode, np.array([*known, *tokens_T]), before=len(known))
+        self.tokens += tokens_T.tolist()
         self.nlls += nll_T.tolist()
-        end = self.text.find(self.stop, len(self.prompt)) if self.stop else -1
+        self.token_texts += new
+        self.text += "".join(new)
+        end = self.text.find(self.stop, self.start) if self.stop else -1
         if end >= 0:
-            self.text = self.text[:end]
-            self.ended = True
+            self.text, self.ended = self.text[:end], True
+            # The tokens of `stop` are not part of the text.
+            starts = np.cumsum([0, *map(len, self.token_texts)])[:-1]
+            count = int(np.sum(starts < max(end - self.start, 1)))
+            self.token_texts, self.nlls = self.token_texts[:count], self.nlls[:count]
 
     def settled(self) -> str:
-        """Returns the text that later tokens cannot change or cut off."""
-        unsure = 0 if self.ended else max(len(self.stop), UNSURE)
-        return self.text[: len(self.text) - unsure]
+        """Returns the text that later tokens cannot cut off."""
+        return self.text if self.ended else self.text[: len(self.text) - len(self.stop)]
 
     def finish(self, seed: int) -> Sample:
         """Returns the complete sample."""
-        before = len(self.tokens) - len(self.nlls)
-        texts = spell(self.vocab.decode, np.array(self.tokens), before=before)
-        lengths = np.cumsum([0, *map(len, texts)])[:-1]
-        # The tokens of `stop` are not part of the text.
-        kept = int(np.sum(lengths < max(len(self.text) - len(self.prompt), 1)))
-        count = kept if self.ended else len(texts)
-        return Sample(self.prompt, self.text, seed, texts[:count], self.nlls[:count])
+        return Sample(self.prompt, self.text, seed, self.token_texts, self.nlls)
 
 
 def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
@@ -117,14 +99,10 @@ def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
         # Not splitlines: a prompt may contain other Unicode line separators.
         lines = (line.removesuffix("\r") for line in text.split("\n"))
         prompts = [line for line in lines if line]
-        if not prompts:
-            raise UserError(
-                f"{field} = {config.prompt!r} has no prompts: write one per line"
-            )
     report_unknown(vocab, field, "\n".join(prompts))
     with prefixed(field):
         encoded = [vocab.encode(prompt) for prompt in prompts]
-    if not all(map(len, encoded)):
+    if not encoded or not all(map(len, encoded)):
         raise UserError(
             f"{field} = {config.prompt!r} has no token: give at least one, such as a "
             r"line end, --prompt=$'\n'"
@@ -162,7 +140,7 @@ def draw(
 
     A single sample is shown while it is drawn.
     """
-    longest = max(map(len, prompts))
+    longest, one = max(map(len, prompts)), len(prompts) == 1
     remembers = config.mem_len or model_config.memory_tokens
     if not remembers and longest > window:
         say(f"the prompt has {longest} tokens: only the newest {window} are used")
@@ -176,16 +154,13 @@ def draw(
         for tokens_BT, nll_BT in sampler.stream(own, config.seed + first):
             for each, tokens_T, nll_T in zip(growing, tokens_BT, nll_BT, strict=True):
                 each.add(tokens_T, nll_T)
-            if len(prompts) == 1:
+            if one:
                 text = growing[0].settled()
                 show(text[shown:])
                 shown = max(shown, len(text))
             if all(each.ended for each in growing):
                 break
-        samples = [
-            each.finish((config.seed + first + n) % 2**32)
-            for n, each in enumerate(growing)
-        ]
-        if len(prompts) == 1:
-            show(samples[0].text[shown:] + "\n")
-        yield from samples
+        if one:
+            show(growing[0].text[shown:] + "\n")
+        for n, each in enumerate(growing):
+            yield each.finish((config.seed + first + n) % 2**32)
