@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.refusal import refused
 from txl_jax.cli import score_texts
-from txl_jax.data.vocab import ByteVocab, CharVocab
+from txl_jax.data.vocab import CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.evaluate.options import ScoreConfig
 from txl_jax.evaluate.score import Scores, split
@@ -37,7 +37,9 @@ def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
     output.touch()
     options = {"path": str(tmp_path / "texts"), "output": str(output), **fields}
     config = ScoreConfig(**options)
-    documents = score_texts.read_documents(config, WORDS, False)
+    documents = score_texts.read_documents(
+        config, score_texts.find_files(config), WORDS, False
+    )
     result = score_texts.score_documents(documents, count, WORDS, config)
     return result, [json.loads(line) for line in output.read_text().splitlines()]
 
@@ -85,7 +87,9 @@ def test_lines_are_documents(tmp_path: Path, text: str, expected: list[str]) -> 
     path = tmp_path / "text"
     path.write_text(text)
     config = ScoreConfig(path=str(path), lines=True)
-    documents = list(score_texts.read_documents(config, WORDS, False))
+    documents = list(
+        score_texts.read_documents(config, score_texts.find_files(config), WORDS, False)
+    )
     assert [WORDS.decode(each.tokens_T) for each in documents] == expected
     names = [f"{path}:{n}" for n in range(1, len(expected) + 1)]
     assert [each.name for each in documents] == names
@@ -95,20 +99,18 @@ def test_stdin_and_unknown_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfab\nba\n"))
     monkeypatch.setattr("sys.stdin", stdin)
     vocab = CharVocab("ab", of_bytes=True)
-    (document,) = score_texts.read_documents(ScoreConfig(), vocab, drop=True)
+    (document,) = score_texts.read_documents(ScoreConfig(), [None], vocab, drop=True)
     assert (document.name, document.bytes) == ("stdin", 6)
     assert document.tokens_T.tolist() == [0, 1, 1, 0]
     (line,) = split("line", document, np.ones(4), vocab)
     assert line["text"] == "abba"
-    assert score_texts.name_unknown(ByteVocab(), 0) == "nothing is unknown"
-    assert score_texts.name_unknown(CharVocab("ab"), 0) == "refused"
 
 
 def test_files_that_cannot_be_scored_are_named(tmp_path: Path) -> None:
     (tmp_path / "1.txt").write_text("abba")
     (tmp_path / "2.txt").write_text("abc")
     documents = score_texts.read_documents(
-        ScoreConfig(path=str(tmp_path)), CharVocab("ab"), drop=False
+        ScoreConfig(), sorted(tmp_path.iterdir()), CharVocab("ab"), drop=False
     )
     with refused("2.txt: character 'c' is not"):
         list(documents)

@@ -14,7 +14,8 @@ from txl_jax import metrics
 from txl_jax.checkpoint.manifest import checksums, named_leaves
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens, prepare
-from txl_jax.evaluate import continuous_cache, dynamic
+from txl_jax.evaluate import continuous_cache
+from txl_jax.evaluate.dynamic import Adaptation, root_mean_squares
 from txl_jax.evaluate.options import (
     MIXTURE,
     RATES,
@@ -22,12 +23,8 @@ from txl_jax.evaluate.options import (
     in_order,
     parse_sweep,
 )
-from txl_jax.evaluate.perplexity import (
-    Evaluate,
-    SplitReader,
-    each_segment,
-    make_evaluate,
-)
+from txl_jax.evaluate.perplexity import Evaluate, each_segment, make_evaluate
+from txl_jax.evaluate.reader import Reader
 from txl_jax.model.initializers import Params
 from txl_jax.paper import cold_start
 from txl_jax.report import plots, provenance
@@ -150,13 +147,13 @@ def evaluate_split(
     """Returns the nll of a split; `plain`: `make_evaluate`'s, if it is compiled."""
     config, split = loaded.config.eval, loaded.config.eval.split
     model, mesh = loaded.config.model, loaded.mesh
-    reader: SplitReader | None = None
+    reader: Reader | Adaptation | None = None
     if config.dynamic:
         check_streams(mesh, config.streams, "eval.streams")
         rms = None
         if config.dynamic == "rms":
             rms = gradient_sizes(loaded, tokens, workdir)
-        reader = dynamic.Adaptation(model, config, mesh, rms)
+        reader = Adaptation(model, config, mesh, rms)
     elif config.cache_len:
         reader = continuous_cache.make_reader(model, config, mesh)
     score = None if reader else plain
@@ -195,7 +192,7 @@ def gradient_sizes(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
     streams = Streams(text, 1, L, reset_memory_at=int(config.reset_memory_at))
     with Progress("gradients of train") as progress:
         segments = each_segment(streams, progress)
-        rms = dynamic.root_mean_squares(
+        rms = root_mean_squares(
             loaded.config.model, config, loaded.mesh, loaded.params, segments
         )
     made = {name: np.asarray(x) for name, x in named_leaves(rms)}

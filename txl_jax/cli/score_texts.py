@@ -23,24 +23,20 @@ from txl_jax.workdir.load import Loaded
 
 def score_texts(loaded: Loaded) -> Json:
     """Scores the texts of the `score` section."""
-    config, vocab = loaded.config, loaded.vocab
+    config, vocab, options = loaded.config, loaded.vocab, loaded.config.score
     score = make_score(
-        config.model,
-        config.eval,
-        loaded.params,
-        hidden=config.score.hidden,
-        mesh=loaded.mesh,
+        config.model, config.eval, loaded.params, options.hidden, loaded.mesh
     )
-    texts = [file for file in find_files(config.score) if file]
-    require_other(config.score.output, texts, "score.output")
+    texts = find_files(options)
+    require_other(options.output, filter(None, texts), "score.output")
     if vocab.kind == NumberVocab.kind:
-        documents = read_sequences(config.score, vocab, config.data.dtype)
+        documents = read_sequences(options, texts, vocab, config.data.dtype)
     else:
         refuse(config.data.dtype, "data.dtype is for numbers: leave it out")
         drop = drops_newlines(config.data, vocab.kind)
-        documents = read_documents(config.score, vocab, drop)
+        documents = read_documents(options, texts, vocab, drop)
     warn_of_rotations(config)
-    result = score_documents(documents, score, vocab, config.score)
+    result = score_documents(documents, score, vocab, options)
     lengths = {name: getattr(config.eval, name) for name in LENGTHS}
     return {**result, "step": loaded.step, **lengths}
 
@@ -51,30 +47,36 @@ def find_files(config: ScoreConfig) -> Sequence[Path | None]:
     return [None] if is_stdin else files.text_files(config.path, "score.path")
 
 
-def read_documents(config: ScoreConfig, vocab: Vocab, drop: bool) -> Iterator[Document]:
-    """Yields the documents of score.path; drop: drop newlines, as the corpus does."""
-    for file in find_files(config):
+def read_documents(
+    config: ScoreConfig, texts: Sequence[Path | None], vocab: Vocab, drop: bool
+) -> Iterator[Document]:
+    """Yields the documents of texts; drop: drop newlines, as the corpus does."""
+    for file in texts:
         data = b"".join(files.read_blocks(file)) if file else files.read_stdin()
         name = str(file or "stdin")
         # bytes.splitlines would also end a line at a lone carriage return.
         for n, text in enumerate(io.BytesIO(data) if config.lines else [data], 1):
             where = f"{name}:{n}" if config.lines else name
             blocks = Meter().read([text], drop)
-            parts = [np.zeros(0, vocab.dtype), *vocab.stream(blocks, where)]
-            yield Document(where, np.concatenate(parts), len(text))
+            yield Document(where, encode(vocab, blocks, where), len(text))
 
 
-def read_sequences(config: ScoreConfig, vocab: Vocab, dtype: str) -> Iterator[Document]:
-    """Yields the files of score.path as documents of numbers, without bytes."""
-    if config.lines:
-        raise UserError("score.lines is for text: leave it out")
-    for file in find_files(config):
-        name = str(file)
-        if not file:
-            raise UserError("score.path = '-' is for text: give numbers as a .npy")
+def read_sequences(
+    config: ScoreConfig, texts: Sequence[Path | None], vocab: Vocab, dtype: str
+) -> Iterator[Document]:
+    """Yields files as documents of numbers, without bytes."""
+    for file in texts:
+        if not file or config.lines:
+            raise UserError(
+                "score.lines and score.path = '-' are for text: give numbers as a .npy"
+            )
         numbers = number.read(file, dtype)
-        parts = [np.zeros(0, vocab.dtype), *vocab.stream(numbers, name)]
-        yield Document(name, np.concatenate(parts), 0)
+        yield Document(str(file), encode(vocab, numbers, str(file)), 0)
+
+
+def encode(vocab: Vocab, blocks: Iterator[bytes], name: str) -> np.ndarray:
+    """Returns the tokens of a document's blocks."""
+    return np.concatenate([np.zeros(0, vocab.dtype), *vocab.stream(blocks, name)])
 
 
 def score_documents(
@@ -111,17 +113,11 @@ def score_documents(
             f"score.path = {config.path!r} has no token after another: give more text, "
             r"or a token before it, --prefix=$'\n'"
         )
-    word = name_unknown(vocab, unknown)
+    word = None  # the vocabulary refuses what it lacks
+    if vocab.unknown >= 0:
+        word = vocab.decode([vocab.unknown]) or str(vocab.unknown)
+    if unknown:
+        say(f"{unknown} tokens were read as {word!r}, the token of unknown text")
     count = f"{len(rows):,} document{'s' if len(rows) > 1 else ''}"
     say(f"{count}: {describe_nll(whole)}")
     return {**whole, "unknown_is": word, "documents": rows}
-
-
-def name_unknown(vocab: Vocab, unknown: int) -> str:
-    """Returns the token that replaces unknown text, and logs how often it occurred."""
-    if vocab.unknown < 0:
-        return "nothing is unknown" if vocab.kind == "byte" else "refused"
-    word = vocab.decode([vocab.unknown]) or str(vocab.unknown)
-    if unknown:
-        say(f"{unknown} tokens were read as {word!r}, the token of unknown text")
-    return word

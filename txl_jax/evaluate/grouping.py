@@ -16,7 +16,6 @@ import jax
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.errors import UserError
 from txl_jax.kernels.dispatch import fastest
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.sharded import device_memory, target_device
@@ -52,17 +51,11 @@ def count_segments(
     """Returns how many segments of L tokens to compute together, at least 1.
 
     requested: eval.segments_per_step; 0 chooses as many as make ROWS rows, or on a GPU
-    a power of two for GPU_ROWS that fits into its memory. Without a memory, or if the
-    model reads segments in sequence, they are read one by one. documents: whether they
-    may start inside a segment. Raises UserError for several segments if each would
-    start with visible zeros, or if `halo.check_pieces` refuses them.
+    a power of two for GPU_ROWS that fits into its memory. Segments are read one by one
+    without a memory, and if documents, which start with visible zeros, may start inside
+    a segment (`documents`). Raises UserError if `halo.check_pieces` refuses several.
     """
     zeros = documents and config.initial_memory == "zeros"
-    if zeros and requested > 1:
-        raise UserError(
-            f"eval.segments_per_step = {requested} is not possible for exact contexts "
-            'with model.initial_memory = "zeros": set it to 1'
-        )
     if zeros or not config.mem_len:
         return 1
     P, M = mesh.shape["segments"] if mesh else 1, config.mem_len

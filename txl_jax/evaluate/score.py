@@ -6,7 +6,8 @@ evaluation reads a split with one stream, with the fields of LENGTHS.
 Dims: B = 1 stream, L segment, D model, T tokens of a document.
 """
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -77,20 +78,15 @@ def make_score(
         nll_BL, hidden_BLD = constrain(nll_BL, ()), constrain(hidden_BLD, ())
         return nll_BL, hidden_BLD if hidden else ()
 
-    L = config.ext_len + config.tgt_len
-
-    def make_reader(segments: int, mesh: Mesh | None) -> Reader:
-        return Reader(model_config, read_segment, 1, L, mesh, segments=segments)
-
-    single, several = make_reader(1, None), make_reader(config.segments_per_step, mesh)
-    fixed = single.unstack(params)
+    D, L = model_config.d_model, config.ext_len + config.tgt_len
+    make_reader = functools.partial(Reader, model_config, read_segment, 1, L)
+    single = make_reader()
+    several = make_reader(mesh, segments=config.segments_per_step)
+    fixed, no_states = single.unstack(params), np.zeros((0, D), np.float32)
 
     def score(tokens_T: np.ndarray, prefix_T: np.ndarray) -> Scores:
-        T, skip = len(tokens_T), len(prefix_T)
-        nll_T = np.full(T, np.nan)
-        hidden_TD = np.zeros((T if hidden else 0, model_config.d_model), np.float32)
-        if not T:
-            return Scores(nll_T, hidden_TD)
+        if not len(tokens_T):
+            return Scores(np.zeros(0), no_states)
         # The last token is read for its hidden state; its target is arbitrary and not
         # scored.
         text_T = np.concatenate([prefix_T, tokens_T, tokens_T[-1:]])
@@ -105,22 +101,23 @@ def make_score(
         new_X = np.concatenate([each.weights_SBL[0, 0] > 0 for each in segments])
         # A short document would be mostly padding.
         read = several if len(segments) > several.segments // 2 else single
-        own = params if read.in_pieces else fixed
-        nlls, hiddens = zip(*read.outputs(own, segments), strict=True)
-        nll_Y = np.concatenate([x_SBL[0, 0] for x_SBL in jax.device_get(nlls)])
-        nll_P = nll_Y[: len(new_X)][new_X]
-        scored_P = nll_P[max(skip - 1, 0) : len(text_T) - 2]
-        nll_T[0 if skip else 1 :] = scored_P
-        if not np.isfinite(scored_P).all():
+        outputs = read.outputs(params if read.in_pieces else fixed, segments)
+        nlls, hiddens = zip(*outputs, strict=True)
+
+        def each_token(parts: Sequence[Array]) -> np.ndarray:
+            """Returns what follows each token of prefix and text."""
+            parts_Y = [part_SBL[0, 0] for part_SBL in jax.device_get(parts)]
+            return np.concatenate(parts_Y)[: len(new_X)][new_X]
+
+        skip = len(prefix_T)
+        nll_T = np.append(np.nan, each_token(nlls)[:-1])[skip:]
+        if not np.isfinite(nll_T[0 if skip else 1 :]).all():
             raise BadNumbers(
                 "the loss is not finite, although every parameter is: a layer's values "
                 "overflow; try --config.model.dtype=float32"
             )
-        if hidden:
-            rows = [x_SBLD[0, 0] for x_SBLD in jax.device_get(hiddens)]
-            hidden_YD = np.concatenate(rows).astype(np.float32)
-            hidden_TD = hidden_YD[: len(new_X)][new_X][skip:]
-        return Scores(nll_T, hidden_TD)
+        states = each_token(hiddens)[skip:].astype(np.float32) if hidden else no_states
+        return Scores(nll_T, states)
 
     return score
 
