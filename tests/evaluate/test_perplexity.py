@@ -139,35 +139,26 @@ def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
         assert sums[0] == jax.jit(jnp.sum)(nll_BL * one.weights_BL)
 
 
-def test_a_compressed_memory_is_read_as_in_training() -> None:
+@pytest.mark.parametrize(
+    "kind", [tiny.COMPRESSED | {"compression": "conv"}, tiny.TOKENS], ids=str
+)
+def test_other_memories_are_read_as_in_training(kind: dict[str, Any]) -> None:
     """The streams differ in length, so that some end in padding."""
-    model_config = tiny.config(**tiny.COMPRESSED, compression="conv")
+    model_config = tiny.config(**kind)
     params = tiny.make_params(model_config)
-    scores = compiled(model_config=model_config)(params, TOKENS, tiny.silent)
     config = evaluation_model(model_config, CONFIG)
-    losses = [
-        Stream(params, config).nll(TOKENS[begin : end + 1], CONFIG.tgt_len)
-        for begin, end in bounds(TOKENS, CONFIG.streams)
-    ]
-    expected = np.concatenate(losses).mean()
-    assert scores["nll"] == pytest.approx(expected, rel=tiny.FLOAT32)
 
+    def read(text_T: np.ndarray) -> np.ndarray:
+        if config.compressed_len:
+            return Stream(params, config).nll(text_T, CONFIG.tgt_len)
+        oracle = TokenStream(params, **tiny.reference_settings(config))
+        return oracle.read_text(text_T, CONFIG.tgt_len)
 
-def test_memory_tokens_are_read_as_in_training() -> None:
-    """Segments of a call are read one after the other."""
-    model_config = tiny.config(**tiny.TOKENS)
-    params = tiny.make_params(model_config)
-    settings = tiny.reference_settings(evaluation_model(model_config, CONFIG))
-    losses = [
-        TokenStream(params, **settings).read_text(
-            TOKENS[begin : end + 1], CONFIG.tgt_len
-        )
-        for begin, end in bounds(TOKENS, CONFIG.streams)
-    ]
-    expected = np.concatenate(losses).mean()
-    for S in (0, 3):
-        config = dataclasses.replace(CONFIG, segments_per_step=S)
-        nll = compiled(config, model_config)(params, TOKENS, tiny.silent)["nll"]
+    parts = [TOKENS[low : high + 1] for low, high in bounds(TOKENS, CONFIG.streams)]
+    expected = np.concatenate([*map(read, parts)]).mean()
+    for S in (0, 3) if config.memory_tokens else (0,):  # one after the other in a call
+        options = dataclasses.replace(CONFIG, segments_per_step=S)
+        nll = compiled(options, model_config)(params, TOKENS, tiny.silent)["nll"]
         assert nll == pytest.approx(expected, rel=tiny.FLOAT32)
 
 

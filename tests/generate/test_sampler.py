@@ -128,39 +128,37 @@ def test_a_mesh_of_one_segment_refuses_no_segments_per_step() -> None:
     tiny.assert_equal(*drawn)
 
 
-def test_same_layer_recurrence_reads_whole_segments() -> None:
-    """A sample's likelihoods are those of its text, read in segments of 3 tokens."""
-    config = tiny.config(mem_len=4, **tiny.SAME)
-    ((tokens_BT, nll_BT),) = sampler.stream(config, PARAMS, PROMPTS, MEMORY, window=3)
-    for prompt, tokens_T, nll_T in zip(PROMPTS, tokens_BT, nll_BT, strict=True):
-        text_T = np.r_[prompt, tokens_T]
-        bounds = [*range(0, len(text_T) - 1, 3), len(text_T) - 1]
-        expected = oracle_nll(config, text_T, bounds)
-        tiny.assert_close(nll_T, expected[len(prompt) - 1 :])
+def expected_nll(config: Any, params: Any, text_T: np.ndarray, last: int) -> Any:
+    """Returns the nll of tokens after `last`, for prompts in segments of 3 tokens."""
+    if config.memory_tokens:
+        oracle = TokenStream(params, **tiny.reference_settings(config))
+        return oracle.read_text(text_T, 3)[last:]
+    if config.compressed_len:
+        stream = Stream(params, config)
+        for at in range(0, last, 3):
+            stream.nll(text_T[at : min(at + 4, last + 1)], tgt_len=3)
+        return stream.nll(text_T[last:])
+    bounds = [*range(0, len(text_T) - 1, 3), len(text_T) - 1]
+    return oracle_nll(config, text_T, bounds)[last:]
 
 
-@pytest.mark.parametrize("mem_len", [0, 4])
-def test_memory_tokens_are_written_after_whole_segments(mem_len: int) -> None:
-    config = tiny.config(mem_len=mem_len, **tiny.TOKENS)
+@pytest.mark.parametrize(
+    "mem_len, kind",
+    [(4, tiny.SAME), (4, tiny.COMPRESSED), (0, tiny.TOKENS), (4, tiny.TOKENS)],
+    ids=str,
+)
+def test_other_memories(mem_len: int, kind: dict[str, Any]) -> None:
+    """Same-layer recurrence and memory tokens read whole segments again.
+
+    A compressed memory takes one token at a time, and makes one slot of every C.
+    """
+    config = tiny.config(mem_len=mem_len, **kind)
     params = tiny.make_params(config)
     options = dataclasses.replace(MEMORY, mem_len=mem_len)
     ((tokens_BT, nll_BT),) = sampler.stream(config, params, PROMPTS, options, window=3)
-    settings = tiny.reference_settings(config)
     for prompt, tokens_T, nll_T in zip(PROMPTS, tokens_BT, nll_BT, strict=True):
         text_T = np.r_[prompt, tokens_T]
-        expected_T = TokenStream(params, **settings).read_text(text_T, 3)
-        tiny.assert_close(nll_T, expected_T[len(prompt) - 1 :])
-
-
-def test_a_compressed_memory_takes_one_token_at_a_time() -> None:
-    """Prompts are read in segments of 3, then every C tokens become one slot."""
-    config = tiny.config(mem_len=4, **tiny.COMPRESSED)
-    ((tokens_BT, nll_BT),) = sampler.stream(config, PARAMS, PROMPTS, MEMORY, window=3)
-    for prompt, tokens_T, nll_T in zip(PROMPTS, tokens_BT, nll_BT, strict=True):
-        oracle, last = Stream(PARAMS, config), len(prompt) - 1
-        for at in range(0, last, 3):
-            oracle.nll(prompt[at : min(at + 4, last + 1)], tgt_len=3)
-        tiny.assert_close(nll_T, oracle.nll(np.r_[prompt[last:], tokens_T]))
+        tiny.assert_close(nll_T, expected_nll(config, params, text_T, len(prompt) - 1))
 
 
 LEARNED = {"position": "learned", "n_position": 4}

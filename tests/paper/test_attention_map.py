@@ -22,8 +22,8 @@ from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import feature_norm
 from txl_jax.model.txl import TransformerXL
-from txl_jax.paper import attention_map
-from txl_jax.paper.attention_map import WHOLE
+from txl_jax.paper import attention_page
+from txl_jax.paper.attention_page import WHOLE
 
 L, SPAN, FIRST = 4, 6, 8  # the first segment's start after a full span
 TOKENS = tiny.make_tokens(1, 60)[0]
@@ -48,10 +48,10 @@ def read_segments(config: ModelConfig) -> Any:
 
     def read(model: TransformerXL, memory: Any, segment: Any, _: int) -> Any:
         with nn.intercept_methods(watch):
-            attended, after = attention_map.read_attended(model, memory, segment)
+            attended, after = attention_page.read_attended(model, memory, segment)
         v = [layer.v_HBKA for layer in after.layers]
         layers = [jax.tree.map(lambda x: x[n], attended) for n in range(config.n_layer)]  # noqa: B023
-        p = [attention_map.terms(layer) for layer in layers]
+        p = [attention_page.terms(layer) for layer in layers]
         return (outputs[: config.n_layer], v, p, layers), after
 
     reader = Reader(config, read, 1, L)
@@ -79,7 +79,7 @@ def read_segments(config: ModelConfig) -> Any:
 def test_probabilities_match_the_model(changes: dict[str, Any], terms: str) -> None:
     """They reproduce each layer's output, and the terms multiply to the whole."""
     clamp_len = changes.get("clamp_len", 0)
-    config = attention_map.map_model(tiny.config(**changes), SPAN, clamp_len)
+    config = attention_page.map_model(tiny.config(**changes), SPAN, clamp_len)
     params = tiny.make_params(config)
     outputs, v, p, _ = read_segments(config)
     for n, (h_BLD, expected_BLD) in enumerate(outputs):
@@ -96,7 +96,7 @@ def test_probabilities_match_the_model(changes: dict[str, Any], terms: str) -> N
 
 
 def test_terms_match_section_3_3() -> None:
-    config = attention_map.map_model(tiny.CONFIG, SPAN, 0)
+    config = attention_page.map_model(tiny.CONFIG, SPAN, 0)
     params = tiny.make_params(config)
     _, _, p, layers = read_segments(config)
     own, (q, k, *_) = params["layers"]["attention"], layers[1]
@@ -107,7 +107,7 @@ def test_terms_match_section_3_3() -> None:
     u_A, w_A = params["u"][1], params["w"][1]
     scores = {"a": k_RA @ q_A, "b": r_RA @ q_A, "c": k_RA @ u_A, "d": r_RA @ w_A}
     for name, score_R in scores.items():
-        actual_HLR = attention_map.by_distance(p[1][name][:, 0], SPAN)
+        actual_HLR = attention_page.by_distance(p[1][name][:, 0], SPAN)
         weight_R = np.exp(score_R / tiny.A**0.5)
         tiny.assert_close(actual_HLR[1, -1], weight_R / weight_R.sum())
 
@@ -115,7 +115,7 @@ def test_terms_match_section_3_3() -> None:
 def test_averages_include_only_targets_that_see_the_span() -> None:
     params = tiny.make_params()
     loaded = tiny.loaded(params, eval=EVAL)
-    maps = attention_map.make_maps(loaded, TOKENS)
+    maps = attention_page.make_maps(loaded, TOKENS)
     assert maps.shown_I.tolist() == list(range(FIRST, FIRST + maps.targets))
     for mean_NHR in (maps.shown_NHIR, *maps.mean_NHR.values()):
         np.testing.assert_allclose(mean_NHR.sum(axis=-1), 1, rtol=1e-5)
@@ -127,7 +127,7 @@ def test_averages_include_only_targets_that_see_the_span() -> None:
     for place in range(L):
         in_memory = p_NHTR[:, :, place::L, place + 1 :].sum(axis=-1).mean(axis=-1)
         tiny.assert_close(in_memory, maps.memory_NHL[:, :, place])
-    summary = attention_map.summarize(maps)
+    summary = attention_page.summarize(maps)
     assert summary["uniform_entropy_nats"] == round(np.log(SPAN), 4)
     assert summary["uniform_mean_distance_tokens"] == 2.5
     distance_NH = (p_NHTR @ np.arange(SPAN)).mean(axis=-1)
@@ -143,7 +143,7 @@ def test_a_short_split_or_span_and_other_memories_are_refused() -> None:
         eval = EvalConfig(tgt_len=L, mem_len=mem_len, max_tokens=segments * L)
         loaded = tiny.loaded(eval=eval)
         with refused(message):
-            attention_map.make_maps(loaded, TOKENS)
+            attention_page.make_maps(loaded, TOKENS)
     for kind in (tiny.COMPRESSED, tiny.TOKENS):
         with refused(f"model.{next(iter(kind))} = .: --mode=attention supports"):
-            attention_map.map_model(tiny.config(**kind), SPAN, 0)
+            attention_page.map_model(tiny.config(**kind), SPAN, 0)

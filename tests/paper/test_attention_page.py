@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.processes import LIMIT_SECONDS
 from txl_jax.paper import attention_page
-from txl_jax.paper.attention_map import WHOLE, Maps
+from txl_jax.paper.attention_page import WHOLE, Maps
 
 N, H, I, R, L = 2, 3, 4, 10, 8  # noqa: E741
 FIRST = 30  # the first target's index in the split

@@ -21,8 +21,7 @@ from txl_jax.evaluate.options import EvalConfig
 from txl_jax.metrics import parameter_count
 from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.paper import memory_table
-from txl_jax.paper.memory_rows import BASE, KINDS, base
-from txl_jax.paper.options import TableConfig
+from txl_jax.paper.options import BASE, KINDS, TableConfig, base
 from txl_jax.update.state import abstract_params
 
 

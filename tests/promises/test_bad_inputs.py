@@ -193,7 +193,7 @@ generate run --prompt=@{text} --output={text} | is a text to read: choose anothe
 txl --mode=import --format=nvidia --workdir={home}/new | give --source
 import huggingfase model                  | did you mean 'huggingface'
 import huggingface model --workdir={run}  | is not an empty folder: give a new one
-import huggingface model --config.train.seed=3 | is not trained in its workdir
+import huggingface model --config.train.seed=3 | trained with another value
 import huggingface model --config.model.n_layer=9 | was trained with another value
 import huggingface model --config.data.vocab_path={home}/many.txt | 301 words, the model
 import huggingface run                    | neither model.safetensors
@@ -201,7 +201,7 @@ import huggingface no_words               | give one with --config.data.vocab_pa
 import pytorch {paper}                    | give --config.model.mem_len
 import pytorch {module} {mem_len} --config.model.cutoffs=9,8 | (9, 8)
 import tensorflow model {mem_len}         | {home}/model
-export run --format=txl_jax               | give --target
+export run --format=txl_jax               | --target='' exists or is a folder
 export run --format=pytorch --target=x    | must be one of txl_jax
 export run --format=txl_jax --target={run} | run' exists or is a folder
 export run --format=txl_jax --target={text}/x | give another folder

@@ -47,12 +47,6 @@ def import_model(
     options: ConvertConfig, workdir: Path, overrides: Mapping[str, str]
 ) -> Json:
     """Creates a workdir from another model, with overrides of its config."""
-    for name in overrides:
-        if name.startswith(("train.", "optim.")):
-            raise UserError(
-                f"--config.{name}: an imported model is not trained in its workdir; "
-                "start a run from it with train.init_from"
-            )
     refuse_used(workdir)
     formats.check(options)
     with waiting(f"reading {options.source}"), explaining(options):
@@ -137,10 +131,11 @@ def configure(
     saved.data.vocab_path = str(storage.absolute(workdir) / folder.VOCAB)
     after = config.parse(saved)
     for name in config.differences(before, after):
-        if name.startswith("model.") and name not in config.FREE:
+        is_fixed = name.startswith(("model.", "train.", "optim."))
+        if is_fixed and name not in config.FREE:
             raise UserError(
                 f"--config.{name}: the model was trained with another value; leave the "
-                "flag out"
+                "flag out, or start a run from the model with train.init_from"
             )
     kind = overrides.get("data.vocab", OWN)
     if kind not in (OWN, source.vocab.kind):
@@ -154,8 +149,6 @@ def configure(
 def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
     """Writes the model of a workdir to one file, or as programs to a folder."""
     require_one_of(options.format, [formats.OWN, STABLEHLO], "--format")
-    if not options.target:
-        raise UserError("give --target, the file or folder to create")
     if options.format == STABLEHLO and options.dtype != "float32":
         raise UserError(
             f"--dtype={options.dtype} is not for --format={STABLEHLO}: leave it out"

@@ -20,7 +20,7 @@ from txl_jax.data import tokens as token_files
 from txl_jax.data.options import DataConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError, device_error
 from txl_jax.kernels import check, dispatch
-from txl_jax.paper.memory_rows import MEMORIES
+from txl_jax.paper.options import MEMORIES
 from txl_jax.report import provenance
 from txl_jax.report.log import Lines, say, to_json, waiting
 from txl_jax.runtime import distributed, programs, storage

@@ -6,7 +6,7 @@ followed by 500 or 1,000 sampled tokens, each among the 40 likeliest.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -25,37 +25,20 @@ STREAMS = 32  # samples drawn in parallel
 Show = Callable[[str], object]
 
 
-class Sample(NamedTuple):
-    """A prompt and its continuation."""
-
-    prompt: str
-    text: str  # prompt and continuation
-    seed: int
-    token_texts: list[str]  # of the continuation
-    token_nlls: list[float]  # in nats, by the model's own distribution
-
-    def describe(self, step: int) -> dict[str, Any]:
-        """Returns the sample as JSON."""
-        return self._asdict() | {
-            "step": step,
-            "tokens": len(self.token_nlls),
-            "nll": float(np.mean(self.token_nlls)),
-        }
-
-
-class Growing:
-    """A sample being drawn; it ends before `stop`."""
+class Sample:
+    """A prompt and its continuation, to which `add` appends; it ends before `stop`."""
 
     def __init__(
-        self, vocab: Vocab, prompt_T: np.ndarray, config: GenerateConfig
+        self, vocab: Vocab, prompt_T: np.ndarray, seed: int, stop: str = ""
     ) -> None:
-        self.decode, self.stop = vocab.decode, config.stop
+        self.decode, self.seed, self.stop = vocab.decode, seed, stop
         self.tokens: list[int] = prompt_T.tolist()
-        self.token_texts: list[str] = []
-        self.nlls: list[float] = []
+        self.token_texts: list[str] = []  # of the continuation
+        self.token_nlls: list[float] = []  # in nats, by the model's own distribution
         self.prompt = self.decode(self.tokens)
-        self.text = self.prompt.rstrip(HALF)  # the next byte may complete a character
-        self.start, self.ended = len(self.text), False  # where the continuation starts
+        # Prompt and continuation. The next byte may complete a character.
+        self.text = self.prompt.rstrip(HALF)
+        self.start, self.ended = len(self.text), False
 
     def add(self, tokens_T: np.ndarray, nll_T: np.ndarray) -> None:
         """Appends tokens, unless the sample has ended."""
@@ -64,8 +47,8 @@ class Growing:
         known = self.tokens[-CONTEXT:]
         new = spell(self.decode, np.array([*known, *tokens_T]), before=len(known))
         self.tokens += tokens_T.tolist()
-        self.nlls += nll_T.tolist()
         self.token_texts += new
+        self.token_nlls += nll_T.tolist()
         self.text += "".join(new)
         end = self.text.find(self.stop, self.start) if self.stop else -1
         if end >= 0:
@@ -73,15 +56,24 @@ class Growing:
             # The tokens of `stop` are not part of the text.
             starts = np.cumsum([0, *map(len, self.token_texts)])[:-1]
             count = int(np.sum(starts < max(end - self.start, 1)))
-            self.token_texts, self.nlls = self.token_texts[:count], self.nlls[:count]
+            del self.token_texts[count:], self.token_nlls[count:]
 
     def settled(self) -> str:
         """Returns the text that later tokens cannot cut off."""
         return self.text if self.ended else self.text[: len(self.text) - len(self.stop)]
 
-    def finish(self, seed: int) -> Sample:
-        """Returns the complete sample."""
-        return Sample(self.prompt, self.text, seed, self.token_texts, self.nlls)
+    def describe(self, step: int) -> dict[str, Any]:
+        """Returns the sample as JSON."""
+        return {
+            "prompt": self.prompt,
+            "text": self.text,
+            "seed": self.seed,
+            "token_texts": self.token_texts,
+            "token_nlls": self.token_nlls,
+            "step": step,
+            "tokens": len(self.token_nlls),
+            "nll": float(np.mean(self.token_nlls)),
+        }
 
 
 def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
@@ -148,19 +140,20 @@ def draw(
     more = len(vocab), window, segments, mesh
     sampler = Sampler(model_config, params, config, B, longest, *more)
     for first in range(0, len(prompts), B):
-        own = prompts[first : first + B]
-        growing = [Growing(vocab, prompt_T, config) for prompt_T in own]
+        samples = [
+            Sample(vocab, prompt_T, (config.seed + n) % 2**32, config.stop)
+            for n, prompt_T in enumerate(prompts[first : first + B], first)
+        ]
         shown = 0
-        for tokens_BT, nll_BT in sampler.stream(own, config.seed + first):
-            for each, tokens_T, nll_T in zip(growing, tokens_BT, nll_BT, strict=True):
-                each.add(tokens_T, nll_T)
+        for drawn in sampler.stream(prompts[first : first + B], config.seed + first):
+            for sample, tokens_T, nll_T in zip(samples, *drawn, strict=True):
+                sample.add(tokens_T, nll_T)
             if one:
-                text = growing[0].settled()
+                text = samples[0].settled()
                 show(text[shown:])
                 shown = max(shown, len(text))
-            if all(each.ended for each in growing):
+            if all(sample.ended for sample in samples):
                 break
         if one:
-            show(growing[0].text[shown:] + "\n")
-        for n, each in enumerate(growing):
-            yield each.finish((config.seed + first + n) % 2**32)
+            show(samples[0].text[shown:] + "\n")
+        yield from samples

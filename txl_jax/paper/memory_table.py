@@ -34,7 +34,7 @@ from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import Measured
-from txl_jax.paper.memory_rows import (
+from txl_jax.paper.options import (
     CACHE_THETAS,
     CACHE_WEIGHTS,
     COMMON,
@@ -42,9 +42,9 @@ from txl_jax.paper.memory_rows import (
     MEMORIES,
     TASKS,
     TUNED_ON,
+    TableConfig,
     base,
 )
-from txl_jax.paper.options import TableConfig
 from txl_jax.paper.table import (
     Train,
     TrainedRun,
