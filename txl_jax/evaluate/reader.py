@@ -130,7 +130,7 @@ class Calls:
         """Yields the outputs of every call; at the end, `self.carry` is the last carry.
 
         Segments of host arrays hold this process's streams. Outputs stay on the device,
-        and are still computed, at most those of AHEAD calls.
+        where those of the newest AHEAD calls may still be computed.
         """
 
         def compute() -> Iterator[Outputs]:

@@ -121,8 +121,7 @@ class Sampler:
         self.reader = self._make_reader(longest - 1, window, segments, mesh)
         self.params = jax.jit(functools.partial(lay_out, model))(params)
         self.reader_params = params if self.reader.in_pieces else self.params
-        # Unused parameters are kept, so that the context is on their devices.
-        self.begin = jax.jit(self._begin, keep_unused=True)
+        self.begin: jax.stages.Compiled | None = None
         self.draw: jax.stages.Compiled | None = None
 
     def _make_reader(
@@ -173,8 +172,12 @@ class Sampler:
             pass
         token_B = np.array([x[-1] for x in prompts], np.int32)
         window_BL, length_B = pad([x[end:-1] for x, end in pairs], self.window)
-        memory = self.reader.calls.carry
-        return self.begin(self.params, Context(token_B, memory, window_BL, length_B))
+        context = Context(token_B, self.reader.calls.carry, window_BL, length_B)
+        if self.begin is None:
+            # Unused parameters are kept, so that the context is on their devices.
+            begin = jax.jit(self._begin, keep_unused=True)
+            self.begin = compile_step("the memory", begin, self.params, context)
+        return self.begin(self.params, context)
 
     def _begin(self, params: Params, context: Context) -> Context:
         if not self.one_by_one:
