@@ -172,7 +172,8 @@ class Sampler:
             pass
         token_B = np.array([x[-1] for x in prompts], np.int32)
         window_BL, length_B = pad([x[end:-1] for x, end in pairs], self.window)
-        context = Context(token_B, self.reader.calls.carry, window_BL, length_B)
+        arrays: Any = token_B, self.reader.calls.carry, window_BL, length_B
+        context = Context(*arrays)
         if self.begin is None:
             # Unused parameters are kept, so that the context is on their devices.
             begin = jax.jit(self._begin, keep_unused=True)
