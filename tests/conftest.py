@@ -66,6 +66,14 @@ def pytest_configure(config: pytest.Config) -> None:
     configure_jax("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def quiet_orbax() -> None:
+    """Mutes what orbax leaves behind after a failure, as programs do."""
+    from txl_jax.checkpoint import save_restore
+
+    save_restore.prepare_orbax()
+
+
 PROJECT = ("tests/launch/", "tests/project/", "tests/rl/")
 # Long tests run first, so that no worker is left alone with one of them at the end.
 FIRST = ("tests/faults/", "tests/promises/test_resume", "tests/promises/test_two")
