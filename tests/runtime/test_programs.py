@@ -91,5 +91,5 @@ def test_loops_are_recorded_on_one_nvidia_gpu(
     jax.jit(jnp.sin).lower(1.0).compile(options)
     if options:
         with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid enum value"):
-            wrong = {name: value + ",NONE" for name, value in options.items()}
+            wrong: Any = {name: f"{value},NONE" for name, value in options.items()}
             jax.jit(jnp.sin).lower(1.0).compile(wrong)

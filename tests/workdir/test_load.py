@@ -170,7 +170,7 @@ def test_an_evaluation_with_another_memory(
     params = dict.fromkeys((1, 2), tiny.make_params(model))
     run = write_run(tmp_path / "run", model=model, params=params)
     config = configs.parse(configs.load_json(run / "config.json"))
-    changed = dataclasses.replace(config.model, **read)
+    changed = dataclasses.replace(config.model, **read)  # type: ignore[arg-type]
     options = EvalConfig(mem_len=5, tgt_len=4)
     config = dataclasses.replace(config, model=changed, eval=options)
     loaded = restore.load(run, config)

@@ -31,19 +31,13 @@ read_hidden = from_hidden(lambda model, h_BLD, segment: h_BLD)
 
 
 class Cache(NamedTuple):
-    """The newest hidden states and their targets, oldest first.
-
-    The share and the inverse temperature are arrays, so that a sweep over them has one
-    program.
-    """
+    """The newest hidden states and their targets, oldest first."""
 
     h_BCD: Array
     target_BC: Array  # int32
-    weight_: Array
-    theta_: Array
 
     def mix(
-        self, nll_BL: Array, h_BLD: Array, segment: OneSegment
+        self, nll_BL: Array, h_BLD: Array, segment: OneSegment, config: EvalConfig
     ) -> tuple[Array, "Cache"]:
         """Returns (nll_BL of the mixture, the cache after the segment)."""
         target_BL = segment.targets_BL
@@ -55,17 +49,17 @@ class Cache(NamedTuple):
         # Query l sees the C keys before its own, C + l.
         age_LK = jnp.arange(L)[:, None] + C - jnp.arange(C + L)
         seen_BLK = (age_LK > 0) & (age_LK <= C) & (target_BK != NONE)[:, None]
-        score_BLK = self.theta_ * product("BLD,BKD->BLK", h_BLD, h_BKD)
+        score_BLK = config.cache_theta * product("BLD,BKD->BLK", h_BLD, h_BKD)
         score_BLK = jnp.where(seen_BLK, score_BLK, MASKED)
         same_BLK = seen_BLK & (target_BK[:, None] == target_BL[..., None])
         total_BL = jax.nn.logsumexp(score_BLK, axis=-1)
         hit_BL = jax.nn.logsumexp(jnp.where(same_BLK, score_BLK, -jnp.inf), axis=-1)
         mixed_BL = jnp.logaddexp(
-            jnp.log1p(-self.weight_) - nll_BL,
-            jnp.log(self.weight_) + hit_BL - total_BL,
+            jnp.log1p(-config.cache_weight) - nll_BL,
+            jnp.log(config.cache_weight) + hit_BL - total_BL,
         )
         nll_BL = jnp.where(seen_BLK.any(-1), -mixed_BL, nll_BL)
-        return nll_BL, self._replace(h_BCD=h_BKD[:, L:], target_BC=target_BK[:, L:])
+        return nll_BL, Cache(h_BKD[:, L:], target_BK[:, L:])
 
 
 def make_reader(
@@ -80,16 +74,14 @@ def make_reader(
         memory, cache = state
         h_BLD, memory = read_hidden(model, memory, segment, segment_len)
         nll_BL = model.embedding.nll(h_BLD, segment.targets_BL)
-        nll_BL, cache = cache.mix(nll_BL, h_BLD, segment)
+        nll_BL, cache = cache.mix(nll_BL, h_BLD, segment, config)
         nll = jnp.sum(nll_BL * segment.weights_BL) if summed else nll_BL
         return nll, (memory, cache)
 
     def empty() -> Cache:
         B, C, D = config.streams, config.cache_len, model_config.d_model
         h_BCD = jnp.zeros((B, C, D), model_config.compute_dtype)
-        target_BC = jnp.full((B, C), NONE, jnp.int32)
-        mixture = jnp.array([config.cache_weight, config.cache_theta], jnp.float32)
-        return Cache(h_BCD, target_BC, *mixture)
+        return Cache(h_BCD, jnp.full((B, C), NONE, jnp.int32))
 
     B, L, S = config.streams, config.tgt_len, config.segments_per_step
     return Reader(model_config, read, B, L, mesh, more=empty, segments=S)

@@ -48,8 +48,8 @@ TRAINING: tuple[Part, ...] = (
 )
 HAVE_DROPATT = ("ptb",)
 ON_CPU = ("ptb",)  # an update of the others takes minutes
-EVALUATION = {"experiment": "enwik8", "B": 10, "M": 2100}
-GENERATION = {"experiment": "enwik8", "B": 1, "M": 2100}
+EVALUATION: Part = {"experiment": "enwik8", "B": 10, "M": 2100}
+GENERATION: Part = {"experiment": "enwik8", "B": 1, "M": 2100}
 COMPILING = 0.7  # of the minutes, after which parts that have not compiled are ended
 MOST_SECONDS = 120  # that one part is timed
 # A part that waits for its turn keeps about 2 GiB of a GPU's memory. The others share

@@ -194,7 +194,7 @@ def check_kernel(part: Row) -> Measure:
 
     The check is part of the preparation, because it needs no quiet device.
     """
-    kernel, result = dispatch.KERNELS[part["kernel"]], {"errors": {}}
+    kernel, result = dispatch.KERNELS[part["kernel"]], Row(errors={})
     half = part["kernel"] == "cudnn"  # without float32, and without dropout
     shapes, absent = TINY_SHAPES if part["tiny"] else SHAPES, ("bias_HR",)
     for shape, rate in itertools.product(shapes, (0.0,) if half else (0.1, 0.0)):

@@ -24,7 +24,7 @@ def load(folder: str) -> Any:
     import torch
 
     # Masks of bytes are no longer accepted, and the softmax reads CUDA's version.
-    torch.Tensor.byte = torch.Tensor.bool  # type: ignore[method-assign]
+    torch.Tensor.byte = torch.Tensor.bool
     torch.version.cuda = torch.version.cuda or "0.0"
     sys.path[:0] = [folder, f"{folder}/utils"]
     import mem_transformer  # type: ignore[import-not-found]
@@ -95,7 +95,7 @@ def prepare(part: Row) -> Callable[[], Row]:
         count = max(round(SECONDS / seconds_of(1)), 1)
         found = [seconds_of(count) for _ in range(REPEATS)]
         seconds = statistics.median(found)
-        row = {"L": L, "seconds": seconds, "tokens_per_second": L * B / seconds}
+        row: Row = {"L": L, "seconds": seconds, "tokens_per_second": L * B / seconds}
         row["spread"] = [round(each / seconds, 3) for each in found]
         if device == "cuda":
             row["peak_bytes"] = torch.cuda.max_memory_allocated()
