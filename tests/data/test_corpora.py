@@ -5,6 +5,7 @@ import gzip
 import lzma
 import os
 import random
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,8 @@ def test_named_splits_of_a_text_are_used(
         ("train valid test train_test", "test: test; test or train: train_test"),
         ("news.en-00001-of-2 heldout-0-of-2", "valid: heldout-0-of-2; no split: news"),
         ("corpus_test.txt corpus_train.txt", "train: corpus_train.txt; test: corpus_t"),
+        ("all.txt a(test).txt", "test: a(test).txt; no split: all.txt"),
+        ("train.txt Hold_Out@1", "train: train.txt; valid: Hold_Out@1"),
         ("train.txt more.txt", ""),
         ("latest.txt protest-1.txt contest/1", ""),
         ("test.txt", ""),
@@ -125,7 +128,7 @@ def test_names_of_some_splits_are_refused(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * 100)
     if listing:
-        with refused(rf"{listing}.*\): give train, valid and test"):
+        with refused(rf"{re.escape(listing)}.*\): give train, valid and test"):
             split(tmp_path)
     else:
         assert size(split(tmp_path)["train"]) >= 90

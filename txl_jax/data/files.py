@@ -256,10 +256,11 @@ def named_splits(path: str, files: Sequence[Path]) -> list[str]:
 def _stated_splits(name: Path) -> set[str]:
     """Returns the splits that the first possible part of a path states.
 
-    They are words between points, hyphens, underscores and digits.
+    They are words between signs and digits; held-out and holdout are words, too.
     """
     for part in name.parts:
-        words = re.split(r"[._\d-]+", part.lower())
+        text = re.sub("h[eo]ld[-_ ]?out", "heldout", part.lower())
+        words = re.split(r"[\W\d_]+", text)
         if stated := {SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES}:
             return stated
     return set()
