@@ -1,6 +1,7 @@
 """The text of each corpus is complete, in order, and always split the same way."""
 
 import bz2
+import contextlib
 import gzip
 import lzma
 import os
@@ -19,7 +20,7 @@ from tests.support.refusal import refused
 from txl_jax.data import catalog, vocab
 from txl_jax.data.byte_ranges import ByteRange, ByteRanges, Splits, blocks, cut, size
 from txl_jax.data.corpora import find
-from txl_jax.data.files import corpus_files, split_stdlib, split_text
+from txl_jax.data.files import corpus_files, require_apart, split_stdlib, split_text
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.word import WordVocab
 
@@ -146,6 +147,28 @@ def test_runs_and_prepared_copies_are_no_text(tmp_path: Path) -> None:
         names = [file.name for file in corpus_files(str(path))]
         assert names == ["a.txt", "c.txt"]
     assert corpus_files(f"{tmp_path}/run/*.txt") == [tmp_path / "run" / "sample.txt"]
+
+
+@pytest.mark.parametrize(
+    "path, workdir, fits",
+    [
+        (".", ".", False),
+        (".", "b", False),
+        ("*", ".", False),
+        ("**/*.txt", "b", False),
+        (".", "runs", True),
+        ("b/*.txt", ".", True),
+        ("b", ".", True),
+        ("a.txt", ".", True),
+    ],
+)
+def test_text_in_the_workdir_is_refused(
+    path: str, workdir: str, fits: bool, tmp_path: Path
+) -> None:
+    write(tmp_path / "a.txt", b"text")
+    write(tmp_path / "b" / "c.txt", b"text")
+    with contextlib.nullcontext() if fits else refused("files in the workdir"):
+        require_apart(str(tmp_path / path), tmp_path / workdir)
 
 
 @pytest.mark.parametrize("path", ["pipe", "", "/dev/null"])

@@ -12,6 +12,7 @@ from txl_jax.aot.lower import abstract_segments
 from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.cli import draw_samples
 from txl_jax.config import Config, with_fields
+from txl_jax.data.files import require_apart
 from txl_jax.data.options import SLACK
 from txl_jax.data.streams import (
     Order,
@@ -25,7 +26,7 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.model.segment import Segment
 from txl_jax.report.log import say
-from txl_jax.runtime import distributed
+from txl_jax.runtime import distributed, storage
 from txl_jax.sharding.rules import check_streams, host_rows
 from txl_jax.train import Training
 from txl_jax.update.state import Program, TrainState
@@ -52,6 +53,8 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
     if the config does not fit the corpus, the machine or the workdir.
     """
     claim.check_trainable(workdir, config)
+    if config.data.path and not storage.is_remote(workdir):
+        require_apart(config.data.path, workdir)
     tokens = prepare(initial_data(config, workdir))
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     if not keep_prompt:

@@ -6,6 +6,7 @@ import dataclasses
 import glob
 import gzip
 import hashlib
+import itertools
 import lzma
 import os
 import re
@@ -222,6 +223,21 @@ def corpus_files(path: str) -> list[Path]:
         or (folder.name == "txl_jax" and any(folder.glob("*.lock")))
     }
     return [file for file in files if not own.intersection(file.parents)]
+
+
+def require_apart(path: str, workdir: Path) -> None:
+    """Raises UserError if files of a run in `workdir` would be text of data.path."""
+    parts = Path(path).expanduser().parts
+    named = itertools.takewhile(lambda part: not glob.has_magic(part), parts)
+    top, place = Path(*named).resolve(), workdir.resolve()
+    if top in (place, *place.parents) and any(
+        place in (folder := file.parent.resolve(), *folder.parents)
+        for file in corpus_files(path)
+    ):
+        raise UserError(
+            f"data.path={path!r} has files in the workdir {workdir}, whose own files "
+            "would become text: give another --workdir"
+        )
 
 
 def named_splits(path: str, files: Sequence[Path]) -> list[str]:
