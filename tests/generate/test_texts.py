@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import tiny
 from tests.support.refusal import refused
-from txl_jax.data.vocab import ByteVocab
+from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.generate import texts
 from txl_jax.generate.options import GenerateConfig
@@ -90,6 +90,13 @@ def test_prompts_come_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
         return [VOCAB.decode(each) for each in prompts]
 
     assert read(b"\xef\xbb\xbfthe dog\r\n\na cat") == ["the dog", "a cat"]
+
+
+def test_an_unknown_character_is_reported_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("ab")
+    (tmp_path / "b").write_text("ba\n\nb\u03bb")
+    with refused("/b:3: character '\u03bb' is not in the vocabulary"):
+        texts.read_prompts(make_config(prompt=f"@{tmp_path}"), CharVocab("ab"))
 
 
 def test_a_sample_ends_before_its_stop() -> None:

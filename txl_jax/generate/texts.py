@@ -78,22 +78,27 @@ class Sample:
 
 def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
     """Returns the prompt of each sample, and reports unknown words."""
-    field, prompts = "generate.prompt", [config.prompt]
+    field, encoded = "generate.prompt", []
+    prompts = [(field, config.prompt)]
     if config.prompt.startswith("@"):
         path = config.prompt[1:]
         paths = [] if path == "-" else text_files(path, field)
         require_other(config.output, paths, "generate.output")
-        blocks = (block for file in paths for block in read_blocks(file))
-        try:
-            text = (b"".join(blocks) if paths else read_stdin()).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{field} = {path!r} is not UTF-8: give a text") from error
-        # Not splitlines: a prompt may contain other Unicode line separators.
-        lines = (line.removesuffix("\r") for line in text.split("\n"))
-        prompts = [line for line in lines if line]
-    report_unknown(vocab, field, "\n".join(prompts))
-    with prefixed(field):
-        encoded = [vocab.encode(prompt) for prompt in prompts]
+        texts = [(str(file), b"".join(read_blocks(file))) for file in paths]
+        prompts = []
+        for name, data in texts or [("stdin", read_stdin())]:
+            try:
+                lines = data.decode("utf-8").split("\n")  # splitlines has more ends
+            except UnicodeDecodeError as error:
+                where = f"{name} is not UTF-8 at byte {error.start}"
+                raise UserError(f"{where}: convert it to UTF-8") from error
+            for number, line in enumerate(lines, 1):
+                if line := line.removesuffix("\r"):
+                    prompts.append((f"{name}:{number}", line))
+    report_unknown(vocab, field, "\n".join(prompt for _, prompt in prompts))
+    for name, prompt in prompts:
+        with prefixed(name):
+            encoded.append(vocab.encode(prompt))
     if not encoded or not all(map(len, encoded)):
         raise UserError(
             f"{field} = {config.prompt!r} has no token: give at least one, such as a "
