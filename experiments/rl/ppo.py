@@ -34,7 +34,7 @@ from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams, letters, shardings
 from txl_jax.update.state import Program, TrainState
-from txl_jax.workdir.folder import CHECKPOINTS, METRICS
+from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS
 from txl_jax.workdir.staging import locked
 
 from .agent import make_agent
@@ -104,7 +104,8 @@ def train(options: Options, workdir: Path) -> Json:
     Raises UserError for impossible flags, Interrupted after a signal, and BadNumbers
     before an update that is not finite is saved.
     """
-    if (workdir / CHECKPOINTS).exists() and not (workdir / OPTIONS).exists():
+    own = (workdir / OPTIONS).exists()
+    if not own and any((workdir / name).exists() for name in (CHECKPOINTS, CONFIG)):
         raise UserError(
             f"{workdir} holds another program's run: give another --workdir"
         )

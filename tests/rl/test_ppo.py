@@ -173,11 +173,12 @@ def test_updates_that_are_not_finite_end_the_run_and_are_not_saved(
         ppo.train(options, tmp_path)
 
 
-def test_the_run_of_another_program_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(UserError, match="holds the run of another program"):
+@pytest.mark.parametrize("name", ["checkpoints", "config.json"])
+def test_the_run_of_another_program_is_left_alone(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match="holds another program's run"):
         ppo.train(TINY, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_flags_that_do_not_fit_are_refused() -> None:
