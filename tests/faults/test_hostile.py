@@ -39,6 +39,7 @@ from txl_jax.convert import formats, huggingface, pickle, pytorch, tensorflow
 from txl_jax.data import files, tokens
 from txl_jax.data import text as streaming
 from txl_jax.data import vocab as vocabulary
+from txl_jax.data.streams import Position
 from txl_jax.data.vocab import ByteVocab, CharVocab, code_points
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError
@@ -148,12 +149,9 @@ SPLITS = {name: {**COUNTS, "sha256": "x"} for name in ("train", "valid", "test")
 # The SHA-256 of the vocabulary of bytes.
 BYTES = "b187eab71b22fd830df3c3b77a22a49b1b23df2813f3a562266340769496748d"
 MANIFEST = {"splits": SPLITS, "files": {"vocab.json": BYTES}}
-RECORD: dict[str, Any] = {
-    "step": 3,
-    "position": {"epoch": 0, "segment": 1, "token_offset": 2},
-    "valid_nll": 1.5,
-    "arrays": {"params/a": ["float32", [3], "0" * 16]},
-}
+CHECKSUM = "float32", (3,), "0" * 16
+SAVED = manifest.Manifest(3, Position(0, 1, 2), 1.5, {"params/a": CHECKSUM})
+RECORD: dict[str, Any] = json.loads(json.dumps(SAVED.to_json()))
 CONFIG = json.loads(json.dumps(dataclasses.asdict(configs.Config())))
 RUN = {"config": CONFIG, "data": {"splits": {}}, "starts": [{}]}
 ROW = table.row_config("wt103_128m", {"train.num_steps": "40"})

@@ -6,6 +6,7 @@ file is changed. `tests/test_config.py` has the errors that the config alone sho
 
 import codecs
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
@@ -25,6 +26,7 @@ from tests.support.refusal import contents
 from tests.support.rights import public_folder, without_rights
 from tests.support.trained import TEXT, command, home
 from txl_jax import config as configs
+from txl_jax.checkpoint import manifest
 from txl_jax.data.tokens import prepare
 from txl_jax.workdir.released import packaged
 
@@ -60,6 +62,13 @@ def each(change: Change, names: str) -> Change:
     return lambda folder: [change(path) for path in list(folder.glob(names))]
 
 
+def without_position(path: Path) -> None:
+    """Rewrites a checkpoint's manifest as an import's."""
+    checkpoint = path.parents[1]
+    saved = manifest.read(checkpoint, int(checkpoint.name))
+    manifest.write(checkpoint, dataclasses.replace(saved, position=None))
+
+
 WRITTEN: dict[str, str | bytes] = {
     "latin.txt": "café au lait\n".encode("latin-1") * 200,
     "cut.txt.gz": gzip.compress(TEXT.encode())[:-20],
@@ -81,7 +90,7 @@ COPIES: dict[str, tuple[str, str, Change]] = {
     "checkpoints_gone": ("run", "checkpoints", shutil.rmtree),
     "imported": (
         *("run", "checkpoints"),
-        each(update(lambda x: x.update(position=None)), "*/record/metadata"),
+        each(without_position, "*/record/metadata"),
     ),
     "no_words": ("model", "vocab.txt", Path.unlink),
 }

@@ -40,7 +40,7 @@ def test_a_signal_to_one_of_two_processes_loses_nothing(
     assert step == exact(ended)[-1][0] >= 20
     line = f"txl_jax: ended at update {step}, which is saved; the same command resumes"
     assert run.said(0) == [line] and run.said(1) == []
-    described = json.loads((ended / "run.json").read_text())
+    described = json.loads((ended / "run.json").read_text())["starts"][0]
     assert (described["process_count"], described["device_count"]) == (2, 4)
 
     config = configs.load(str(tiny))
