@@ -22,6 +22,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "jax_enable_x64": (True,),
     "jax_disable_jit": (True,),
     "jax_numpy_rank_promotion": ("raise",),
+    "jax_numpy_dtype_promotion": ("strict",),
     "jax_transfer_guard": ("disallow", "disallow_explicit"),
 }
 

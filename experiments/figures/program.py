@@ -10,7 +10,7 @@ from absl import logging
 
 from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.report.log import to_json
-from txl_jax.runtime import distributed
+from txl_jax.runtime import distributed, storage
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -41,10 +41,9 @@ def run(measure: Callable[[], dict[str, Any]]) -> int:
             result = measure()
     except (UserError, Interrupted, BadNumbers) as error:
         return distributed.report(error)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        line = f"cannot use {error.filename}: {error.strerror}"
-        return distributed.report(UserError(line))
+    except storage.errors() as error:
+        where = getattr(error, "filename", None) or "the disk or gs://"
+        reason = getattr(error, "strerror", None) or storage.one_line(error)
+        return distributed.report(UserError(f"cannot use {where}: {reason}"))
     print(to_json(result))
     return 0

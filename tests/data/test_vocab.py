@@ -169,6 +169,12 @@ def test_a_token_is_found_by_its_text(
         vocab.find(made, text)
 
 
+@pytest.mark.parametrize("made", [CharVocab("a"), WordVocab(["a", "<eos>"])])
+def test_a_file_with_an_unknown_symbol_is_named(made: vocab.Vocab) -> None:
+    with refused("a.txt: .* 'b' is not in the vocabulary"):
+        [*made.stream([b"b"], "a.txt")]
+
+
 WORDS = WordVocab(["<eos>", "<unk>", "the", "cat"])
 MARKED = WordVocab(["<S>", "the", "cat"], TENSORFLOW)
 TEXT = "naïve 😀\n\nthe cat\n"

@@ -7,7 +7,7 @@ import numpy as np
 
 from txl_jax.data import text as texts
 from txl_jax.data.text import UNKNOWN, token_dtype
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, prefixed
 from txl_jax.runtime.storage import Json
 
 
@@ -114,7 +114,10 @@ class WordVocab:
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
         """Yields the tokens of a whole split, whose last line gets its mark too."""
-        yield from map(self.look_up, self.lines.stream(blocks, name))
+        for words in self.lines.stream(blocks, name):
+            with prefixed(name):
+                tokens = self.look_up(words)
+            yield tokens
 
     def look_up(self, words: list[str]) -> np.ndarray:
         """Returns the tokens of words; raises UserError if one has no token."""
