@@ -22,6 +22,7 @@ from txl_jax.config import LOCAL
 from txl_jax.errors import UserError
 from txl_jax.report.log import read_metrics
 from txl_jax.report.plots import empty
+from txl_jax.workdir.claim import read_run
 from txl_jax.workdir.folder import METRICS, RUN
 
 PROVENANCE = (
@@ -44,7 +45,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = program.make_parser(__doc__)
     parser.add_argument("--workdir", type=Path, required=True, help="of the run")
     parser.add_argument("--log", type=Path, required=True, help="the .jsonl to write")
-    parser.add_argument("--picture", type=Path, required=True, help="the .png to write")
+    parser.add_argument(
+        "--picture", type=program.picture, required=True, help="the .png to write"
+    )
     parser.add_argument(
         "--level",
         type=parse_level,
@@ -101,7 +104,9 @@ def plot(
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the best validation; writes the log and the picture."""
-    run = json.loads((args.workdir / RUN).read_text("utf-8"))
+    run = read_run(args.workdir)
+    if not run.get("starts"):
+        raise UserError(f"{args.workdir} holds no run (no start in {RUN})")
     run |= run["starts"][0]
     train = run["config"]["train"]
     if train["varlen"]:

@@ -146,7 +146,9 @@ def main() -> int:
         "--longest", type=program.count, default=4000, help="of the differences"
     )
     parser.add_argument("--workdir", type=Path, help="a run with a memory")
-    parser.add_argument("--picture", type=Path, default=Path("similarity.png"))
+    parser.add_argument(
+        "--picture", type=program.picture, default=Path("similarity.png")
+    )
     args = parser.parse_args()
     return program.run(lambda: measure(args))
 

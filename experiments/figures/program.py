@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from absl import logging
@@ -27,6 +28,13 @@ def count(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
     return number
+
+
+def picture(text: str) -> Path:
+    """Parses a flag that is the path of a picture to write."""
+    if not text.endswith((".png", ".svg", ".pdf")):
+        raise argparse.ArgumentTypeError(f"{text} must end with .png, .svg or .pdf")
+    return Path(text)
 
 
 def run(measure: Callable[[], dict[str, Any]]) -> int:

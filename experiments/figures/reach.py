@@ -183,7 +183,7 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument(
         "--seeds", type=program.count, default=2, help="random models and texts"
     )
-    parser.add_argument("--picture", type=Path, default=Path("reach.png"))
+    parser.add_argument("--picture", type=program.picture, default=Path("reach.png"))
     return parser.parse_args()
 
 

@@ -44,8 +44,14 @@ def draw(samples: Path, picture: Path) -> dict[str, Any]:
     """Draws the truth and the samples, [samples, tokens], after the prompt."""
     try:
         rows = np.atleast_2d(np.load(samples))
-    except ValueError as error:
-        raise UserError(f"--samples={samples} is not a .npy file of numbers") from error
+        if rows.ndim != 2 or rows.shape[1] < CONTEXT + AHEAD:
+            raise ValueError(f"it has the shape {rows.shape}")
+        rows = rows.astype(np.int64)
+    except (ValueError, EOFError) as error:
+        raise UserError(
+            f"--samples={samples} is not a .npy file of samples, each of at least "
+            f"{CONTEXT + AHEAD} numbers with the prompt"
+        ) from error
     numbers = quantise(solve(TRAINED + CONTEXT + AHEAD))[TRAINED:]
     figure = matplotlib.figure.Figure(figsize=(8, 3), layout="constrained")
     axes = figure.add_subplot()
@@ -71,7 +77,7 @@ def main() -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("action", choices=("write", "draw"))
     parser.add_argument("--samples", type=Path, default=Path("sample.npy"))
-    parser.add_argument("--picture", type=Path, default=Path("series.png"))
+    parser.add_argument("--picture", type=program.picture, default=Path("series.png"))
     args = parser.parse_args()
     if args.action == "write":
         return program.run(write)

@@ -49,7 +49,12 @@ def test_midi_becomes_the_same_numbers_again(
         ("figures.reach", "--mem_len=-1", "model.mem_len = -1 must be at least 0"),
         ("figures.positions", "--d_model=3", "--d_model=3 must be even"),
         ("figures.positions", "--workdir=absent", "absent holds no run"),
-        ("figures.learning", "--workdir=absent --log=x --picture=y", "cannot use abse"),
+        (
+            "figures.learning",
+            "--workdir=absent --log=x --picture=y.png",
+            "holds no run",
+        ),
+        ("figures.reach", "--picture=y.xy", "--picture: y.xy must end with .png"),
         ("figures.online", "--path=absent", "--path=absent: No such file"),
         ("figures.copying", "--delays 0", "argument --delays: 0 must be at least 1"),
         ("recipes.tasks", "copying --length=27", "--length and --symbols are at most"),
