@@ -37,7 +37,7 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import reader
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.paper.tasks import Copying, Recall
+from txl_jax.paper.tasks import PATTERN, Copying, Recall
 from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.workdir import load
@@ -62,7 +62,8 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument(
         "--gradient_segments", type=program.count, nargs="+", default=[1]
     )
-    parser.add_argument("--recall", type=int, default=0, help="recall of so many pairs")
+    pairs, text = range(len(PATTERN) + 1), "recall of so many pairs"
+    parser.add_argument("--recall", type=int, choices=pairs, default=0, help=text)
     parser.add_argument("--n_layer", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--updates", type=program.count, default=400)

@@ -33,7 +33,7 @@ from txl_jax.update.state import abstract_params, init_params
 from txl_jax.workdir.claim import check_same_run, read_run, trained_on
 from txl_jax.workdir.fit import fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CONFIG, VOCAB, find, read_config
-from txl_jax.workdir.released import check_config, packaged
+from txl_jax.workdir.released import load_config, packaged
 
 
 class Loaded(NamedTuple):
@@ -60,9 +60,8 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     if not workdir.exists():
         workdir = packaged().get(str(workdir), workdir)
     if not storage.is_remote(workdir) and workdir.is_file():
+        saved = configs.parse(load_config(workdir))
         released = releases.read(workdir)
-        found = check_config(released.config, released.origin, workdir)
-        saved = configs.parse(found)
         vocab = released.vocab
     else:
         saved = configs.parse(read_config(workdir))
