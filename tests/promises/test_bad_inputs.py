@@ -203,6 +203,7 @@ txl --mode=import --format=nvidia --workdir={home}/new | give --source
 import huggingfase model                  | did you mean 'huggingface'
 import huggingface model --workdir={run}  | is not an empty folder: give a new one
 import huggingface model --config.train.seed=3 | trained with another value
+import huggingface model --dtype=float16   | no effect in the mode import
 import huggingface model --config.model.n_layer=9 | was trained with another value
 import huggingface model --config.data.vocab_path={home}/many.txt | 301 words, the model
 import huggingface run                    | neither model.safetensors

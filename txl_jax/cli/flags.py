@@ -75,7 +75,7 @@ MODES = {
     "import": Mode(
         "Creates a workdir from a model in a known format.",
         "convert",
-        select(f"{SAVE} -convert.target"),
+        select(f"{SAVE} -convert.target,dtype"),
     ),
     "export": Mode(
         "Writes the model to one file.",
