@@ -194,10 +194,6 @@ update/options.py
   a call passes the next validation: test_train.py update cli
     - if min(*left, self.num_steps - step) >= full else 1
     + if self.num_steps - step >= full else 1
-model/txl.py
-  given embeddings may come with tokens: model
-    - if (tokens_BL is None) == (inputs_BLD is None):
-    + if tokens_BL is None and inputs_BLD is None:
 evaluate/dynamic.py
   the pull leads away from the trained parameters: evaluate/test_dynamic.py
     - jnp.minimum(decay * r, 1) * (theta_0 - theta)
