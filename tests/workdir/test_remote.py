@@ -93,9 +93,7 @@ def test_a_failed_save_is_reported_and_the_next_succeeds(
     said = capsys.readouterr().err
     assert "CHECKPOINT 2 COULD NOT BE SAVED" in said and "PERMISSION_DENIED" in said
     assert "training continues, the newest checkpoint is 1" in said
-    names = store.names(f"{remote}/checkpoints")
     assert store.saved(remote) == [1, 3]
-    assert not [name for name in names if name.startswith("2/")], "no partial files"
 
     store.proxy.hook = lambda method, path: (
         403 if "uploadType" in path and "checkpoints/4" in path else None
@@ -103,6 +101,9 @@ def test_a_failed_save_is_reported_and_the_next_succeeds(
     with pytest.raises(UserError, match="the last checkpoint, of update 4, could not"):
         run(remote, 4)
     assert store.saved(remote) == [1, 3]
+    # Threads of the first failed save may have written late; another start removes it.
+    names = store.names(f"{remote}/checkpoints")
+    assert not [name for name in names if name.startswith("2/")], "no partial files"
 
 
 @pytest.mark.long
