@@ -331,7 +331,7 @@ def restore_or_init(
 def find_folder(workdir: Path) -> Path:
     """Returns the folder of a run's checkpoints; raises UserError for [ * ? in it."""
     folder = storage.absolute(workdir / "checkpoints")
-    if glob.has_magic(str(folder)):  # orbax would not find what it has saved
+    if glob.has_magic(str(folder)):  # orbax would not find its own checkpoints
         where = f"--workdir={str(folder.parent)!r}"
         raise UserError(f"{where} has one of [ * ? in its path: give another")
     return folder

@@ -66,7 +66,7 @@ KNOWN: dict[str, type | str | Callable[..., Value]] = {
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads the next value of a file, and zeros in place of its storages."""
+    """Reads the next value of a file, and zeros instead of its storages."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="utf-8", errors="surrogateescape")

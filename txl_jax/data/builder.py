@@ -265,7 +265,7 @@ def _download(
         try:
             with waiting(f"data: downloading {url}, {archive.size:,} bytes"):
                 path = Path(downloads.download(url))
-            verify(path, archive.sha256)  # TFDS trusts what it has downloaded earlier
+            verify(path, archive.sha256)  # TFDS does not check its earlier downloads
             return path
         except (
             requests.RequestException,

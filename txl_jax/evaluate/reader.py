@@ -149,7 +149,7 @@ class Reader:
 
     `segments` of them are computed together (`grouping.count_segments`; 0 = chosen).
     `more` returns the initial value of what `read` carries beside the memory, as
-    (memory, value). Call `unstack` outside every loop (see `memory.layout`).
+    (memory, value). Call `unstack` once, outside every loop.
     """
 
     def __init__(

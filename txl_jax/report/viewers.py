@@ -92,7 +92,7 @@ class Events:
 def write_result(
     workdir: Path, local: Path, step: int, scores: dict[str, float], sample: str
 ) -> None:
-    """Writes scores by tag and the sample of a run, in place of earlier ones."""
+    """Writes scores by tag and the sample of a run, replacing earlier ones."""
     for path in (workdir / FOLDER).glob(f"*{RESULT}"):
         path.unlink()
     with Events(local, 0, ending=RESULT) as events:

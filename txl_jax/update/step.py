@@ -98,11 +98,10 @@ def sum_gradients(
 ) -> GradientSum:
     """Returns the sums of the losses and the gradient over the G segments of an update.
 
-    The loss is the nll and the memory's own losses. The segments are joined to J.
-    Segment j is computed chunk by chunk; chunk c has its streams' memory and the key
-    `fold_in(fold_in(key, j), c)`.
-    Gradients have the dtype of `cast_layers`, their sum over several parts that of the
-    parameters.
+    The loss is the nll and the memory's own losses. The G segments are joined into J
+    longer ones. Segment j is computed chunk by chunk; chunk c has its streams' memory
+    and the key `fold_in(fold_in(key, j), c)`. Gradients have the dtype of
+    `cast_layers`; a sum over several parts has the parameters' dtype.
     """
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0

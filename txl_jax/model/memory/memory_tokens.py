@@ -134,7 +134,7 @@ def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
         read_BWD = unless(first_BL[:, 0])
         # These, too, would carry the end of one document into the next.
         write_BWD = unless(last_start(length_B, first_BL) >= 0)
-        # They follow the last real token, in place of padding.
+        # They follow the last real token, instead of padding.
         follow = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
         h_BXD = jnp.concatenate([h_BLD, write_BWD], axis=1)
         h_BXD = jax.vmap(follow)(h_BXD, write_BWD, length_B)
