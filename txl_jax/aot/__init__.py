@@ -1,1 +1,1 @@
-"""Ahead-of-time compilation for devices that are not attached."""
+"""Programs for devices that are not attached: compiled for TPUs, or as StableHLO."""

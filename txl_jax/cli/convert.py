@@ -11,10 +11,11 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from txl_jax import config, metrics
+from txl_jax.aot import stablehlo
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manifest import first_nonfinite
 from txl_jax.config import Config
-from txl_jax.convert import formats, release, stablehlo
+from txl_jax.convert import formats, release
 from txl_jax.convert.formats import Source
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.convert.release import Release
@@ -34,7 +35,7 @@ from txl_jax.workdir.fit import imported_config
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.released import check_config
 
-STABLEHLO = "stablehlo"  # a folder of `convert.stablehlo`
+STABLEHLO = "stablehlo"  # a folder of `aot.stablehlo`
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
 # Entries of run.json, and of its first start, that are released.
 ORIGIN = (

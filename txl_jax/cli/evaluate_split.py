@@ -14,7 +14,7 @@ from txl_jax import metrics
 from txl_jax.checkpoint.manifest import checksums, named_leaves
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import Tokens, prepare
-from txl_jax.evaluate import continuous_cache
+from txl_jax.evaluate import cold_start, continuous_cache
 from txl_jax.evaluate.dynamic import Adaptation, root_mean_squares
 from txl_jax.evaluate.options import (
     MIXTURE,
@@ -26,7 +26,6 @@ from txl_jax.evaluate.options import (
 from txl_jax.evaluate.perplexity import Evaluate, each_segment, make_evaluate
 from txl_jax.evaluate.reader import Reader
 from txl_jax.model.initializers import Params
-from txl_jax.paper import cold_start
 from txl_jax.report import plots, provenance
 from txl_jax.report.log import Progress, aligned, say
 from txl_jax.runtime import storage
@@ -128,7 +127,9 @@ def evaluate_cold_start(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
     warn_of_rotations(loaded.config)
     text, started = tokens.split(config.split), time.perf_counter()
     with Progress("cold starts") as progress:
-        nll_T, pieces = cold_start.measure(loaded, text, progress)
+        nll_T, pieces = cold_start.measure(
+            loaded.config.model, config, loaded.params, loaded.mesh, text, progress
+        )
     result = cold_start.summarize(nll_T, pieces, config)
     result |= describe_input(loaded, tokens)
     result["seconds"] = time.perf_counter() - started

@@ -12,8 +12,8 @@ from txl_jax.cli import draw_samples, evaluate_split
 from txl_jax.cli.plan import Plan, make_training, plan_run
 from txl_jax.config import Config, with_fields
 from txl_jax.data.tokens import Tokens
+from txl_jax.evaluate import baselines
 from txl_jax.model.initializers import Params
-from txl_jax.paper import baselines
 from txl_jax.report import plots, viewers
 from txl_jax.report.log import SendLine, read_metrics, say, to_json
 from txl_jax.runtime import distributed

@@ -1,1 +1,1 @@
-"""Evaluation of trained models: perplexity, scores, adaptation and a cache."""
+"""Evaluation of trained models: perplexity, scores, adaptation, baselines."""

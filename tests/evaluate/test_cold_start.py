@@ -11,20 +11,28 @@ import pytest
 
 from tests.support import tiny
 from tests.support.refusal import refused
+from txl_jax.evaluate import cold_start
+from txl_jax.evaluate.cold_start import plot_cold_start
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.paper import cold_start
-from txl_jax.paper.cold_start import plot_cold_start
+from txl_jax.evaluate.perplexity import ShowProgress
+from txl_jax.model.initializers import Params
 
 T = 13
 CONFIG = EvalConfig(streams=3, tgt_len=5, mem_len=20, sweep=f"cold_start={T}")
 TOKENS = tiny.make_tokens(1, 4 * T + 9)[0].astype(np.uint8)
 
 
+def measure(
+    config: EvalConfig, params: Params, progress: ShowProgress
+) -> tuple[np.ndarray, int]:
+    mesh = tiny.one_device()
+    return cold_start.measure(tiny.CONFIG, config, params, mesh, TOKENS, progress)
+
+
 def test_the_curve_is_the_mean_over_pieces() -> None:
     params = tiny.make_params()
     reported: list[tuple[int, int]] = []
-    loaded = tiny.loaded(params, eval=CONFIG)
-    nll_T, pieces = cold_start.measure(loaded, TOKENS, lambda *x: reported.append(x))
+    nll_T, pieces = measure(CONFIG, params, lambda *x: reported.append(x))
     expected_PT = [
         tiny.cold_nll(tiny.config(mem_len=0), params, TOKENS[at : at + T + 1])
         for at in range(0, 4 * T, T)
@@ -48,4 +56,4 @@ def test_the_summary_adds_up(tmp_path: Path) -> None:
 def test_a_cold_start_longer_than_the_split_is_refused() -> None:
     longer = dataclasses.replace(CONFIG, sweep="cold_start=99")
     with refused("'cold_start=99' exceeds the 60 tokens"):
-        cold_start.measure(tiny.loaded(eval=longer), TOKENS, tiny.silent)
+        measure(longer, tiny.make_params(), tiny.silent)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.data.streams import Streams
@@ -24,12 +25,13 @@ from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.evaluate.reader import Reader
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import host_rows
-from txl_jax.workdir.load import Loaded
 
 
 @reader.from_hidden
@@ -40,14 +42,18 @@ def sum_streams(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) ->
 
 
 def measure(
-    loaded: Loaded, tokens: np.ndarray, progress: ShowProgress
+    model_config: ModelConfig,
+    config: EvalConfig,
+    params: Params,
+    mesh: Mesh,
+    tokens: np.ndarray,
+    progress: ShowProgress,
 ) -> tuple[np.ndarray, int]:
     """Returns (nll_T in nats, the number of pieces): means over all pieces.
 
     nll_T[t] is the mean over predictions from exactly t + 1 tokens, or as many as the
     memory holds. An incomplete last piece is dropped.
     """
-    config, mesh = loaded.config.eval, loaded.mesh
     rows = host_rows(mesh, config.streams, "eval.streams")
     B, L, T = config.streams, config.tgt_len, config.cold_start
     scored = len(config.cut(tokens)) - 1
@@ -57,9 +63,9 @@ def measure(
             f"eval.sweep = {config.sweep!r} exceeds the {scored} tokens to score: "
             "lower it"
         )
-    model, S = evaluation_model(loaded.config.model, config), config.segments_per_step
+    model, S = evaluation_model(model_config, config), config.segments_per_step
     read = Reader(model, sum_streams, B, L, mesh, segments=S)
-    params = read.unstack(loaded.params)
+    params = read.unstack(params)
     sum_T = np.zeros(T)
     for first in range(0, P, B):
         end = min(first + B, P)

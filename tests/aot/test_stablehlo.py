@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import tiny
 from tests.support.refusal import refused
-from txl_jax.convert import stablehlo
+from txl_jax.aot import stablehlo
 from txl_jax.data.vocab import CharVocab
 from txl_jax.generate import GenerateConfig, stream
 

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from txl_jax.paper.baselines import measure, witten_bell
+from txl_jax.evaluate.baselines import measure, witten_bell
 
 FLOAT64_TOLERANCE = 1e-12
 
