@@ -1,7 +1,7 @@
 """The config of a run: every room's options, loaded, overridden, parsed and saved.
 
 The `get_config()` of an experiment starts from `default()` and sets what differs. It
-returns a ConfigDict, which `parse` turns into frozen dataclasses, one per section.
+returns a ConfigDict, which `load` turns into frozen dataclasses, one per section.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from txl_jax.convert.options import ConvertConfig
 from txl_jax.data.options import SLACK, DataConfig
 from txl_jax.errors import UserError, nearest, prefixed, refuse
 from txl_jax.evaluate.options import BOOLS, EvalConfig, ScoreConfig, evaluation_model
+from txl_jax.fields import Values
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import (
     ABSOLUTE_POSITIONS,
@@ -199,30 +200,48 @@ LOCAL = select("""
 """)
 
 
-def with_fields(config: Config, section: str, **fields: Any) -> Config:
-    """Returns the config with fields of one section changed."""
-    changed = dataclasses.replace(getattr(config, section), **fields)
-    return dataclasses.replace(config, **{section: changed})
-
-
 def default(model: ModelConfig | None = None) -> ConfigDict:
     """Returns all sections at their defaults, except for the model if one is given."""
     sections = dataclasses.asdict(Config())
     return ConfigDict(sections | {"model": dataclasses.asdict(model or ModelConfig())})
 
 
-def parse(config: ConfigDict) -> Config:
-    """Returns the config as frozen dataclasses; raises UserError unless it is valid."""
-    sections = {}
-    for name, fields in config.to_dict().items():
-        if name not in SECTIONS:
-            hint = nearest(str(name), SECTIONS)
-            raise UserError(f"unknown config section {name!r}{hint}")
+def parse(sections: dict[str, Any]) -> Config:
+    """Returns the config of fields by section, as in JSON; raises UserError."""
+    values: Values = {}
+    for section, fields in sections.items():
+        if section not in SECTIONS:
+            hint = nearest(str(section), SECTIONS)
+            raise UserError(f"unknown config section {section!r}{hint}")
         if not isinstance(fields, dict):
-            raise UserError(f"config section {name!r} = {fields!r} must have fields")
-        values = {key: _typed(f"{name}.{key}", value) for key, value in fields.items()}
-        sections[name] = SECTIONS[name](**values)
-    return Config(**sections)
+            raise UserError(f"config section {section!r} = {fields!r} must have fields")
+        values |= {f"{section}.{key}": value for key, value in fields.items()}
+    return with_values(Config(), values)
+
+
+def with_values(config: Config, values: Values) -> Config:
+    """Returns the config with other values, checked together; raises UserError."""
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        typed = _typed(name, value)
+        section, _, key = name.partition(".")
+        sections.setdefault(section, {})[key] = typed
+    changed = {
+        section: dataclasses.replace(getattr(config, section), **fields)
+        for section, fields in sections.items()
+    }
+    return dataclasses.replace(config, **changed)
+
+
+def values_of(config: Config) -> Values:
+    """Returns the values of all fields."""
+    return dict(zip(FIELDS, operator.attrgetter(*FIELDS)(config), strict=True))
+
+
+def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
+    """Returns the fields whose values differ, as {"section.field": both values}."""
+    old, new = values_of(one), values_of(other)
+    return {name: (old[name], new[name]) for name in FIELDS if old[name] != new[name]}
 
 
 def field_type(name: str) -> type:
@@ -247,8 +266,8 @@ def _typed(name: str, value: Any) -> Any:
     return value
 
 
-def override(config: ConfigDict, name: str, text: str) -> None:
-    """Sets the field `section.field` from a flag's text, with commas in a tuple."""
+def read_flag(name: str, text: str) -> Any:
+    """Returns the value of `section.field` in a flag, with commas in a tuple."""
     items = get_args(wanted := field_type(name))
     kind = items[0] if items else wanted
     parts = [x for x in text.strip("()").split(",") if x.strip()] if items else [text]
@@ -258,25 +277,24 @@ def override(config: ConfigDict, name: str, text: str) -> None:
     except (ValueError, KeyError):
         each = ", or several with commas between" if items else ""
         raise UserError(f"{name} = {text[:80]!r} is not {KINDS[kind]}{each}") from None
-    section, _, key = name.partition(".")
-    with config.ignore_type():  # an experiment may have set 1 for 1.0; parse checks
-        config.update({section: {key: values if items else values[0]}})
+    return values if items else values[0]
 
 
-def load(source: str) -> ConfigDict:
-    """Returns the `get_config()` of an experiment, a file's path or a packaged name."""
+def load(source: str) -> Config:
+    """Returns the config of an experiment, a file's path or a packaged name."""
     path = Path(source)
     if not path.suffix and "/" not in source:
         path = _packaged(source)
     if path.suffix != ".py" or not os.path.isfile(path):  # or too long
         raise UserError(f"no config file {source!r}: give FILE.py or a packaged name")
     try:
-        return ConfigDict(runpy.run_path(str(path))["get_config"]())
+        sections = ConfigDict(runpy.run_path(str(path))["get_config"]()).to_dict()
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # any error of the user's code
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"config file {source!r} failed: {reason}") from error
+    return parse(sections)
 
 
 def _packaged(name: str) -> Path:
@@ -300,12 +318,17 @@ def save_json(config: Config, path: Path) -> None:
     path.write_text(json.dumps(state, indent=2) + "\n")
 
 
-def load_json(path: Path) -> ConfigDict:
-    """Returns the config that `save_json` wrote."""
+def load_json(path: Path) -> Config:
+    """Returns the config that `save_json` wrote.
+
+    A vocabulary that has moved is read from its copy in the workdir.
+    """
     try:
-        saved = json.loads(path.read_text("utf-8"))
-        config = from_saved(saved, path)
-        parse(config)
+        config = parse(json.loads(path.read_text("utf-8")))
+        own, copy = config.data.vocab_path, path.with_name("vocab.json")
+        if own and not storage.is_file(Path(own)) and storage.is_file(copy):
+            own = str(storage.absolute(copy))
+            config = with_values(config, {"data.vocab_path": own})
         return config
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
@@ -316,19 +339,3 @@ def load_json(path: Path) -> ConfigDict:
         raise UserError(
             f"cannot read {path}: {error}; correct it, or restore what the run wrote"
         ) from error
-
-
-def from_saved(saved: dict[str, Any], path: Path) -> ConfigDict:
-    """Returns a saved config; a moved vocabulary is the copy in the workdir."""
-    config, copy = ConfigDict(saved), path.with_name("vocab.json")
-    vocab_path = config.get("data", {}).get("vocab_path", "")
-    if vocab_path and not storage.is_file(Path(vocab_path)) and storage.is_file(copy):
-        config.data.vocab_path = str(storage.absolute(copy))
-    return config
-
-
-def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
-    """Returns the fields whose values differ, as {"section.field": both values}."""
-    values = map(operator.attrgetter(*FIELDS), (one, other))
-    pairs = zip(FIELDS, *values, strict=True)
-    return {name: (old, new) for name, old, new in pairs if old != new}

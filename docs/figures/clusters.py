@@ -9,7 +9,7 @@ from txl_jax.data.catalog import CORPORA
 from txl_jax.model.flops import zipf
 
 V = CORPORA["wikitext103"].vocab_size
-model = config.parse(config.load("wt103_large")).model
+model = config.load("wt103_large").model
 ends = (0, *model.cutoffs, V)
 COLOURS = (BLUE, GREEN, ORANGE, RED)
 

@@ -83,18 +83,18 @@ def make_task(args: argparse.Namespace, cell: dict[str, int]) -> Copying:
 
 def make_config(args: argparse.Namespace, cell: dict[str, int], path: Path) -> Config:
     """Returns the config of a cell: experiments/copying.py with its sizes and text."""
-    c = configs.load(str(EXPERIMENT))
-    c.data.update(path=str(path), data_dir=args.data_dir)
-    c.train.update(seed=cell["seed"], num_steps=args.updates)
-    c.train.update(eval_every=args.updates)
-    c.model.update(n_layer=args.n_layer, unroll=args.n_layer)
-    c.train.batch_size = args.batch_size
-    if (G := cell["gradient_segments"]) > 1:
-        c.train.update(segments_per_call=G, segments_per_update=G, gradient_segments=G)
-        c.train.batch_size //= G
-    for section in (c.model, c.eval, c.generate):
-        section.mem_len = cell["mem_len"]
-    return configs.parse(c)
+    G = cell["gradient_segments"]
+    values = {
+        **{"data.path": str(path), "data.data_dir": args.data_dir},
+        **{"train.seed": cell["seed"], "train.batch_size": args.batch_size // G},
+        **{"train.num_steps": args.updates, "train.eval_every": args.updates},
+        **{"model.n_layer": args.n_layer, "model.unroll": args.n_layer},
+        **{f"{x}.mem_len": cell["mem_len"] for x in ("model", "eval", "generate")},
+    }
+    if G > 1:
+        parts = ("segments_per_call", "segments_per_update", "gradient_segments")
+        values |= {f"train.{part}": G for part in parts}
+    return configs.with_values(configs.load(str(EXPERIMENT)), values)
 
 
 def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:

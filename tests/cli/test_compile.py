@@ -81,7 +81,7 @@ def refusal(path: Path, *argv: str) -> str:
 
 
 def read(path: Path, **mesh: int) -> Config:
-    config = configs.parse(configs.load(str(path)))
+    config = configs.load(str(path))
     return dataclasses.replace(find_vocab(config), mesh=MeshConfig(**mesh))
 
 
@@ -219,12 +219,11 @@ def test_pieces_of_large_models_pass_on_only_the_newest_states(
 ) -> None:
     """Other exchanges are sums, of the gradients and for the memory."""
     P = 4
-    config = configs.parse(configs.load(name))
+    config = configs.load(name)
     parts = ("segments_per_call", "segments_per_update", "gradient_segments")
-    train: dict[str, Any] = dict.fromkeys(parts, P) | {"batch_size": streams}
-    config = configs.with_fields(config, "model", initial_memory="empty")
-    config = configs.with_fields(config, "train", **train)
-    config = find_vocab(configs.with_fields(config, "mesh", segments=P))
+    train = {f"train.{part}": P for part in parts} | {"train.batch_size": streams}
+    values = {"model.initial_memory": "empty", "mesh.segments": P, **train}
+    config = find_vocab(configs.with_values(config, values))
     text = text_of(compiled(config, topology))
     check_exchanges(config, text, P, lower.find_slices(topology).chips)
 
@@ -313,13 +312,12 @@ def test_missing_libtpu_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_known_vocabularies(path: Path, changes: dict[str, Any], size: int) -> None:
-    config = configs.with_fields(
-        configs.parse(configs.load(str(path))), "data", **changes
-    )
+    values = {f"data.{key}": value for key, value in changes.items()}
+    config = configs.with_values(configs.load(str(path)), values)
     if size:
         assert find_vocab(config).model.vocab_size == size
         return
     with pytest.raises(UserError, match="--config.model.vocab_size=N"):
         find_vocab(config)
-    config = configs.with_fields(config, "model", vocab_size=99)
+    config = configs.with_values(config, {"model.vocab_size": 99})
     assert find_vocab(config) == config

@@ -65,7 +65,7 @@ def test_the_workdir_holds_the_model(home: Home) -> None:
     left = [path.name for path in home.run.parent.glob(".incomplete*")]
     assert left == [".incomplete-walk"], "of another workdir"
     assert_equal(load.load(home.run).params, params)
-    saved = configs.parse(configs.load_json(home.run / "config.json"))
+    saved = configs.load_json(home.run / "config.json")
     assert saved.model == config
     assert (saved.eval.mem_len, saved.eval.clamp_len) == (7, 5)
     assert saved.eval.same_length
@@ -118,7 +118,7 @@ def test_overrides_and_a_vocabulary_of_characters(home: Home, tmp_path: Path) ->
     flags = (f"--config.data.vocab_path={tmp_path / 'letters.txt'}", *fields)
     done = imported(home.model, tmp_path / "run", *flags)
     assert done.result["vocab"] == "char"
-    saved = configs.parse(configs.load_json(tmp_path / "run" / "config.json"))
+    saved = configs.load_json(tmp_path / "run" / "config.json")
     assert saved.generate.prompt == " "
     assert (saved.eval.mem_len, saved.eval.clamp_len) == (3, 5)
     assert (saved.model.dropout, saved.model.mem_len) == (0.5, 7)

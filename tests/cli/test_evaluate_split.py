@@ -62,14 +62,16 @@ def test_no_memory_needs_no_same_length() -> None:
 
 @pytest.mark.parametrize("section", ["eval", "generate"])
 def test_far_rotations(section: str, capsys: pytest.CaptureFixture[str]) -> None:
-    c = config.load("quickstart")
-    c.eval.tgt_len = c.train.tgt_len
-    for c.model.position, length in (("rotary", 64), ("rotary", 65), ("alibi", 65)):
-        c[section].mem_len = length
-        warn_of_rotations(config.parse(c), section)
+    quickstart = config.load("quickstart")
+    L = quickstart.train.tgt_len
+    for position, length in (("rotary", 64), ("rotary", 65), ("alibi", 65)):
+        values = {"eval.tgt_len": L, "model.position": position}
+        values |= {f"{section}.mem_len": length}
+        c = config.with_values(quickstart, values)
+        warn_of_rotations(c, section)
         warned = f"as in training are {section}.mem_len=64" in capsys.readouterr().err
-        assert warned == (c.model.position == "rotary" and length > 64)
-        warn_of_rotations(config.parse(c), section, most=64 + c.train.tgt_len)
+        assert warned == (position == "rotary" and length > 64)
+        warn_of_rotations(c, section, most=64 + L)
         assert not capsys.readouterr().err
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ml_collections import ConfigDict
 
 import txl_jax
 from tests.support.refusal import refusal
@@ -92,10 +91,10 @@ def test_the_workdir_has_the_documented_files(home: Home) -> None:
     assert {"mode": "train", **saved} == result
     vocab = json.loads((home.run / "vocab.json").read_text())
     assert vocab == {"kind": "byte"}
-    config = configs.parse(configs.load(str(home.path / "tiny.py")))
-    assert configs.parse(configs.load_json(home.run / "config.json")) == config
+    config = configs.load(str(home.path / "tiny.py"))
+    assert configs.load_json(home.run / "config.json") == config
     run = json.loads((home.run / "run.json").read_text())
-    assert configs.parse(ConfigDict(run["starts"][0]["config"])) == config
+    assert configs.parse(run["starts"][0]["config"]) == config
     spent = read_metrics(home.run / "metrics.jsonl")[-1]["timing"]["total_seconds"]
     assert home.trained.result["total_seconds"]["update"] == spent["update"]
     for split in ("train", "valid", "test"):

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from txl_jax.cli.modes import check_kernel
-from txl_jax.config import Config, with_fields
+from txl_jax.config import Config, with_values
 from txl_jax.kernels import check, chunked, dispatch, xla
 from txl_jax.kernels.operands import Operands
 
@@ -57,8 +57,8 @@ def test_a_wrong_kernel_is_reported_and_not_taken(
     assert check_kernel(Config()) == Config(), "`auto` means xla on a CPU"
     monkeypatch.setitem(dispatch.FASTEST, "cpu", "tpu")
     wanted = "xla" if fault else "auto"
-    assert check_kernel(Config()) == with_fields(Config(), "model", kernel=wanted)
+    assert check_kernel(Config()) == with_values(Config(), {"model.kernel": wanted})
     line = f"fails its check on cpu, so model.kernel is xla: {fault}"
     assert (line in capsys.readouterr().err) == bool(fault)
-    stated = with_fields(Config(), "model", kernel="chunked")
+    stated = with_values(Config(), {"model.kernel": "chunked"})
     assert check_kernel(stated) == stated

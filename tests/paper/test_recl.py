@@ -61,12 +61,11 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return contexts
 
 
-def change(options: ReclConfig, **fields: Any) -> None:
-    """Changes fields of `other`'s eval."""
+def change(options: ReclConfig, name: str, value: Any) -> None:
+    """Changes a field of the config of `other`."""
     path = Path(options.workdirs[1]) / "config.json"
-    saved = configs.load_json(path)
-    saved.eval.update(fields)
-    configs.save_json(configs.parse(saved), path)
+    changed = configs.with_values(configs.load_json(path), {name: value})
+    configs.save_json(changed, path)
 
 
 def test_kept_losses(
@@ -75,7 +74,7 @@ def test_kept_losses(
     scored: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    change(options, clamp_len=9)
+    change(options, "eval.clamp_len", 9)
     result = recl.run(options, tmp_path, {})
     assert scored == [4, 8, 12] * 2
     assert [row["workdir"] for row in result["members"]] == list(options.workdirs)
@@ -98,7 +97,7 @@ def test_kept_losses(
     assert sorted(scored) == [4, 12] and again["members"] == result["members"]
     # Another evaluation of the same models, or of other positions, is measured again.
     scored.clear()
-    recl.run(options, tmp_path, {"eval.clamp_len": "2"})  # the same for both
+    recl.run(options, tmp_path, {"eval.clamp_len": 2})  # the same for both
     monkeypatch.setattr(recl, "POSITIONS", 3)
     recl.run(options, tmp_path, {})
     assert scored == [4, 8, 12] * 3
@@ -114,7 +113,7 @@ def test_absolute_positions_read_no_more_than_their_window(
     assert recl.full_context(config) == 0
     config.model = tiny.config(mem_len=0, position="sinusoidal")
     assert recl.full_context(config) == 6
-    change(options, clamp_len=9)
+    change(options, "eval.clamp_len", 9)
     monkeypatch.setattr(recl, "full_context", lambda c: 6 if c.eval.clamp_len else 0)
     a, b = recl.run(options, tmp_path, {})["members"]
     assert scored == [4, 8, 12, 4, 6]
@@ -131,10 +130,10 @@ def test_absolute_positions_read_no_more_than_their_window(
 def test_refused_texts(options: ReclConfig, tmp_path: Path, scored: list[int]) -> None:
     with refused("test' has .* tokens, too few for the longest of .* = .1, 99999, 99"):
         recl.run(dataclasses.replace(options, contexts=(1, 99999, 99)), tmp_path, {})
-    change(options, split="valid")
+    change(options, "eval.split", "valid")
     with refused("score different tokens: give models of one corpus, vocabulary and"):
         recl.run(options, tmp_path, {})
-    change(options, split="test")
+    change(options, "eval.split", "test")
     vocabulary.save(CharVocab("ab"), Path(options.workdirs[1]) / "vocab.json")
     with refused("the model has another vocabulary than the corpus"):
         recl.run(options, tmp_path, {})

@@ -46,8 +46,8 @@ def test_an_interrupted_table_resumes(
     assert again.pop("provenance") and result.pop("provenance") and again == result
     assert len(trained) == 5
     other, train = TableConfig(rows=("wt103_128m",), seeds=1), train_mode.trained
-    table.run(other, tmp_path / "other", {"train.num_steps": "40"}, train)
-    table.run(other, tmp_path / "other", {"train.num_steps": "80"}, train)
+    table.run(other, tmp_path / "other", {"train.num_steps": 40}, train)
+    table.run(other, tmp_path / "other", {"train.num_steps": 80}, train)
     assert len(trained) == 7  # another setting is another run
     saved = json.loads((tmp_path / "table6.json").read_text())
     assert saved.pop("provenance") and {"mode": "table", **saved} == result
@@ -100,14 +100,14 @@ POSITIONS = {
 
 @pytest.mark.parametrize(("number", "name"), ROWS)
 def test_a_row_describes_its_config(number: str, name: str) -> None:
-    row, config = TABLES[number][name], configs.parse(configs.load(name))
+    row, config = TABLES[number][name], configs.load(name)
     assert config.model.position == POSITIONS[row.encoding]
     assert row.recurrence == (config.model.mem_len > 0)
     assert config.train.half_loss == (row.loss == "half")
     first, second = (table.row_config(name, {}, seed) for seed in (0, 1))
     assert differences(second, first) == {"train.seed"}
     if row.parent:  # the miniatures differ as the published configs do
-        published = differences(config, configs.parse(configs.load(row.parent)))
+        published = differences(config, configs.load(row.parent))
         small = differences(shrunk(name), shrunk(row.parent))
         # More layers bring their unrolling; the sizes of a larger model are not kept.
         assert small - published <= {"model.unroll"}
@@ -116,7 +116,7 @@ def test_a_row_describes_its_config(number: str, name: str) -> None:
 
 
 def test_a_miniature_has_an_eighth_of_the_lengths_and_takes_overrides() -> None:
-    flags = {"train.num_steps": "80", "train.batch_size": "4"}
+    flags = {"train.num_steps": 80, "train.batch_size": 4}
     row = table.row_config("wt103_shaw", flags, 2)
     lengths = (row.model.mem_len, row.train.tgt_len, row.model.n_position)
     assert lengths == (16, 16, 32)
@@ -139,6 +139,6 @@ def test_every_token_attends_to_the_given_length() -> None:
         config = table.attend(window, length)
         assert (config.mem_len, config.tgt_len + config.ext_len) == (0, length)
     assert table.lengths(shrunk("wt103_al_rfou")) == [8, 12, 16]
-    one = {"train.tgt_len": "1"}
+    one = {"train.tgt_len": 1}
     shortest = table.row_config("wt103_no_recurrence", one)
     assert min(table.lengths(shortest)) == 1  # the token that is scored

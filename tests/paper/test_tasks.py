@@ -98,7 +98,7 @@ def test_a_task_is_written_for_a_run(
     monkeypatch.setattr(sys, "argv", ["tasks", "copying"])
     write_task()
     folder = json.loads(capsys.readouterr().out)["folder"]
-    assert folder == configs.parse(configs.load("copying")).data.path
+    assert folder == configs.load("copying").data.path
     assert Path(folder, "valid.txt").read_bytes() == Copying(24, 8, 8).text("valid")
     monkeypatch.setattr(sys, "argv", ["tasks", "recall", "--length=27"])
     with pytest.raises(SystemExit):

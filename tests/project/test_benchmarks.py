@@ -123,10 +123,9 @@ def test_only_missing_rows_are_measured(tmp_path: Path) -> None:
 
 def test_variants_and_tuned_options_are_configs() -> None:
     def parse(recipe: str, fields: Iterable[str]) -> configs.Config:
-        config = configs.load(recipe)
-        for field in fields:
-            configs.override(config, *field.split("=", 1))
-        return configs.parse(config)
+        flags = dict(field.split("=", 1) for field in fields)
+        values = {name: configs.read_flag(name, text) for name, text in flags.items()}
+        return configs.with_values(configs.load(recipe), values)
 
     for text in variants.TEXTS.values():
         for variant in variants.VARIANTS:

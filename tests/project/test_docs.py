@@ -84,7 +84,7 @@ def test_flags_of_commands_are_valid(
         if flag == "--workdir" and "--mode=import" not in args:
             if not path.is_absolute() and not (path / "config.json").exists():
                 path.mkdir(parents=True)
-                fields = config.parse(config.load(str(quickstart)))
+                fields = config.load(str(quickstart))
                 config.save_json(fields, path / "config.json")
         if flag == "--model" and value not in packaged():
             shutil.copy(packaged()["shakespeare"], path)

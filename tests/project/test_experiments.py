@@ -39,7 +39,7 @@ ABLATIONS = {name: rest for name, *rest in map(str.split, TABLE.split("\n")[1:-1
 
 def load(name: str) -> Config:
     """Returns a packaged experiment."""
-    return configs.parse(configs.load(name))
+    return configs.load(name)
 
 
 @pytest.mark.parametrize("name", ABLATIONS)

@@ -4,7 +4,6 @@ The values come from the types and constraints of the fields. A row is a change 
 tiny run's config.
 """
 
-import dataclasses
 import operator
 import random
 import re
@@ -19,7 +18,7 @@ from tests.support import trained
 from tests.support.trained import home
 from txl_jax import config as configs
 from txl_jax.cli.training_run import trained as trained_run
-from txl_jax.config import FIELDS, Config
+from txl_jax.config import FIELDS, Config, with_values
 from txl_jax.errors import UserError
 from txl_jax.report.log import read_metrics
 
@@ -79,16 +78,6 @@ def refusal_of(call: Callable[..., Any], *args: Any) -> str:
         return str(error)
 
 
-def changed(base: Config, row: Row) -> Config:
-    """Returns the config with the values of a row."""
-    sections: dict[str, Row] = {}
-    for name, value in row.items():
-        section, _, key = name.partition(".")
-        sections.setdefault(section, {})[key] = value
-    new = {x: dataclasses.replace(getattr(base, x), **y) for x, y in sections.items()}
-    return dataclasses.replace(base, **new)
-
-
 def draw_rows(values: dict[str, list[Any]], fits: Callable[[Row], bool]) -> list[Row]:
     """Returns rows that fit, each a random value of every field that takes one."""
     generator, rows = random.Random(0), []
@@ -107,15 +96,15 @@ def test_random_values(
 ) -> None:
     device = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda *_: device)
-    base = changed(configs.parse(configs.load(str(home.path / "tiny.py"))), FIXED)
+    base = with_values(configs.load(str(home.path / "tiny.py")), FIXED)
     names = [x for x in FIELDS if x.startswith(SECTIONS) and x not in FIXED]
     values = {name: values_of(name, base) for name in names}
     for kernel in ("cudnn", "tpu"):
         values["model.kernel"].remove(kernel)  # which needs a GPU or a TPU
-    rows = draw_rows(values, lambda row: not refusal_of(changed, base, row))
+    rows = draw_rows(values, lambda row: not refusal_of(with_values, base, row))
     for n, row in enumerate(rows[part::PARTS]):
         print(row)
-        with trained_run(changed(base, row), tmp_path / str(n)) as done:
+        with trained_run(with_values(base, row), tmp_path / str(n)) as done:
             lines = read_metrics(tmp_path / str(n) / "metrics.jsonl")
         assert done.result["updates"] == 2
         assert not [line for line in lines if line.get("skipped")]

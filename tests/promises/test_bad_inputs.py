@@ -285,7 +285,7 @@ def inputs(home: trained.Home) -> Iterator[Inputs]:
         files = {"path": "text.txt", "data_dir": "data"}
         places = {name: str(path / file) for name, file in files.items()}
         (path / "tiny.py").write_text(trained.EXPERIMENT.format(**places))
-        config = configs.parse(configs.load(str(path / "tiny.py")))
+        config = configs.load(str(path / "tiny.py"))
         configs.save_json(config, path / "run" / "config.json")
         prepare(config.data)
         for name, content in WRITTEN.items():

@@ -57,7 +57,7 @@ PYTORCH: dict[str, tuple[int, dict[str, Any]]] = {
 
 def model(name: str, **changes: Any) -> ModelConfig:
     """Returns an experiment's model with its corpus's vocabulary."""
-    config = configs.parse(configs.load(name))
+    config = configs.load(name)
     size = VOCABULARIES[config.data.corpus]
     return dataclasses.replace(config.model, vocab_size=size, **changes)
 

@@ -48,7 +48,7 @@ def test_flags_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """A config lies where a command reads the run of another one."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
-    quickstart = config.parse(config.load("experiments/quickstart.py"))
+    quickstart = config.load("experiments/quickstart.py")
     for name in ("quickstart", "imported"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         config.save_json(quickstart, Path("runs", name, "config.json"))

@@ -44,10 +44,10 @@ def test_a_signal_to_one_of_two_processes_loses_nothing(
     assert (described["process_count"], described["device_count"]) == (2, 4)
 
     config = configs.load(str(tiny))
-    config.train.update(num_steps=step + 10, eval_every=step + 10)
+    later = dict.fromkeys(("train.num_steps", "train.eval_every"), step + 10)
     losses = []
     for workdir in (ended, tmp_path / "straight"):
-        with trained(configs.parse(config), workdir):
+        with trained(configs.with_values(config, later), workdir):
             losses.append([x["loss"] for _, x in exact(workdir) if "loss" in x])
     assert "resumed at update" in capsys.readouterr().err
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -90,7 +90,7 @@ def refused_start(config: Config, folder: Path, vocab: Any = VOCAB) -> str:
 @pytest.mark.parametrize("name, first", [("plain", 1), ("mean", 3)])
 def test_the_average_is_loaded(runs: Path, name: str, first: int) -> None:
     """Its own config decides; that of an evaluation, as here, may be another run's."""
-    saved = configs.parse(configs.load_json(runs / name / "config.json"))
+    saved = configs.load_json(runs / name / "config.json")
     for which, expected, step in (
         ("best", PARAMS[first], BEST),
         ("latest", PARAMS[first + 1], NEWEST),
@@ -110,7 +110,7 @@ def test_a_fitting_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     sizes = {"data": 1, "fsdp": 4, "model": 2, "segments": 1}
     assert dict(loaded.mesh.shape) == sizes
     tiny.assert_equal(loaded.params, PARAMS[1])
-    saved = configs.parse(configs.load_json(run / "config.json"))
+    saved = configs.load_json(run / "config.json")
     stated = dataclasses.replace(saved, mesh=MeshConfig(fsdp=6))
     message = refusal(restore.load, run, stated)
     assert message.endswith("[-1, 6, 1, 1] does not fit 8 devices; set mesh.fsdp=2")
@@ -169,7 +169,7 @@ def test_an_evaluation_with_another_memory(
     model = tiny.config(**trained)
     params = dict.fromkeys((1, 2), tiny.make_params(model))
     run = write_run(tmp_path / "run", model=model, params=params)
-    config = configs.parse(configs.load_json(run / "config.json"))
+    config = configs.load_json(run / "config.json")
     changed = dataclasses.replace(config.model, **read)  # type: ignore[arg-type]
     options = EvalConfig(mem_len=5, tgt_len=4)
     config = dataclasses.replace(config, model=changed, eval=options)

@@ -4,11 +4,9 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-
-from ml_collections import ConfigDict
 
 from txl_jax import config, metrics
 from txl_jax.aot import stablehlo
@@ -21,9 +19,10 @@ from txl_jax.convert.options import ConvertConfig
 from txl_jax.convert.release import Release
 from txl_jax.data import vocab
 from txl_jax.data.byte_ranges import checksum
-from txl_jax.data.options import OWN, DataConfig
+from txl_jax.data.options import OWN
 from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, require_one_of
+from txl_jax.fields import Values
 from txl_jax.generate.options import generation_model
 from txl_jax.report import provenance
 from txl_jax.report.log import say, waiting
@@ -44,9 +43,7 @@ ORIGIN = (
 )
 
 
-def import_model(
-    options: ConvertConfig, workdir: Path, overrides: Mapping[str, str]
-) -> Json:
+def import_model(options: ConvertConfig, workdir: Path, overrides: Values) -> Json:
     """Creates a workdir from another model, with overrides of its config."""
     refuse_used(workdir)
     formats.check(options)
@@ -98,8 +95,8 @@ def explaining(options: ConvertConfig) -> Iterator[None]:
 
 
 def read_source(
-    options: ConvertConfig, overrides: Mapping[str, str]
-) -> tuple[Source, ConfigDict, Json]:
+    options: ConvertConfig, overrides: Values
+) -> tuple[Source, Config, Json]:
     """Returns the model, its config, and how it was trained, {} if that is unknown."""
     if options.format == formats.OWN:
         if vocab_path := overrides.get("data.vocab_path"):
@@ -110,28 +107,22 @@ def read_source(
         path = Path(options.source)
         found = release.read(path)
         saved = check_config(found.config, found.origin, path)
-        model = config.parse(saved).model
-        source = Source(model, found.params, found.vocab, found.step, [path])
+        source = Source(saved.model, found.params, found.vocab, found.step, [path])
         return source, saved, found.origin
-    c, stated = config.default(), {f"model.{x}": x for x in formats.MODEL_FIELDS}
-    for name, text in overrides.items():
-        if name.startswith("data.") or name in stated:
-            config.override(c, name, text)
-    fields = {x: c.model[x] for name, x in stated.items() if name in overrides}
-    source = formats.read(options, DataConfig(**c.data), fields)
+    stated = {f"model.{x}": x for x in formats.MODEL_FIELDS}
+    fields = {x: overrides[name] for name, x in stated.items() if name in overrides}
+    data = {x: value for x, value in overrides.items() if x.startswith("data.")}
+    source = formats.read(options, config.with_values(Config(), data).data, fields)
     return source, imported_config(source.model, source.vocab), {}
 
 
 def configure(
-    source: Source, saved: ConfigDict, workdir: Path, overrides: Mapping[str, str]
+    source: Source, saved: Config, workdir: Path, overrides: Values
 ) -> Config:
     """Returns the config of an imported model; raises UserError for unfit overrides."""
-    before = config.parse(saved)
-    for name, text in overrides.items():
-        config.override(saved, name, text)
-    saved.data.vocab_path = str(storage.absolute(workdir) / folder.VOCAB)
-    after = config.parse(saved)
-    for name in config.differences(before, after):
+    vocab_path = str(storage.absolute(workdir) / folder.VOCAB)
+    after = config.with_values(saved, overrides | {"data.vocab_path": vocab_path})
+    for name in config.differences(saved, after):
         is_fixed = name.startswith(("model.", "train.", "optim."))
         if is_fixed and name not in config.FREE:
             raise UserError(
@@ -179,9 +170,8 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
 
 def make_release(loaded: Loaded, workdir: Path) -> Release:
     """Returns a model without folders, files and devices of this machine."""
-    fields, defaults = dataclasses.asdict(loaded.config), config.default().to_dict()
-    for section, name in (field.split(".") for field in config.LOCAL):
-        fields[section][name] = defaults[section][name]
+    local = {name: config.FIELDS[name].default for name in config.LOCAL}
+    fields = dataclasses.asdict(config.with_values(loaded.config, local))
     run = claim.read_run(workdir)
     run |= run["starts"][0] if run else {}
     origin = {name: run[name] for name in ORIGIN if name in run}

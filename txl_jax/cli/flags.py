@@ -5,18 +5,15 @@ appear immediately.
 """
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from ml_collections import ConfigDict
-
 from txl_jax import config as configs
-from txl_jax.config import Config, select
-from txl_jax.data.options import DataConfig
+from txl_jax.config import Config, select, values_of, with_values
 from txl_jax.errors import UserError, nearest, prefixed, require_one_of
+from txl_jax.fields import Values
 from txl_jax.runtime import storage
 from txl_jax.workdir import released
 from txl_jax.workdir.folder import CONFIG, VOCAB, describe, find, read_config
@@ -126,7 +123,7 @@ class Command(NamedTuple):
     mode: str
     config: Config
     workdir: Path
-    overrides: dict[str, str]  # in a mode of OUTER, for the runs' configs
+    overrides: Values  # of flags; in a mode of OUTER, for the runs' configs
     origins: dict[str, str]  # the file or flag that set a field
     model: Path | None = None  # the model in one file, without a workdir of its own
 
@@ -159,7 +156,7 @@ def parse(argv: list[str]) -> Command:
             )
         if args.mode != "recl" and not args.workdir:
             raise UserError(f"--mode={args.mode} needs --workdir, the folder to create")
-        config, folder = configs.default(), find(args.workdir or "runs/recl")
+        config, folder = Config(), find(args.workdir or "runs/recl")
         applied = {x: y for x, y in overrides.items() if x.startswith((own, "run."))}
         overrides = {x: y for x, y in overrides.items() if not x.startswith(own)}
     elif args.config:
@@ -173,28 +170,30 @@ def parse(argv: list[str]) -> Command:
         raise UserError(
             "give --config=FILE, the --workdir of a run or a --model; see --help"
         )
-    if not storage.is_remote(folder) and os.path.exists(folder):
-        if not os.path.isdir(folder):
-            kind = describe(folder) or "no folder: give one, which may be new"
-            raise UserError(f"--workdir={str(folder)!r} is {kind}")
-    taken = start_from(config, applied, folder) if applied.get(INIT_FROM) else source
-    for name, text in (overrides | applied).items():
-        apply(config if name in applied else ConfigDict(), name, text, args.mode)
-    parsed, inherited = configs.parse(config), configs.INHERITED
-    changed = configs.differences(parsed, Config())
-    origins = {x: taken if x in inherited else source for x in changed}
+    check_folder(folder)
+    taken, inherited = source, Values()
+    if applied.get(INIT_FROM):
+        taken, inherited = inherit(applied, folder)
+    without = values_of(config) | inherited
+    for name, value in (overrides | applied).items():
+        if name not in applied or value != without[name]:
+            check_effect(name, args.mode)
+    config = with_values(config, inherited | applied)
+    changed = configs.differences(config, Config())
+    origins = {x: taken if x in configs.INHERITED else source for x in changed}
     origins |= dict.fromkeys(applied, "a flag")
-    return Command(
-        args.mode,
-        parsed,
-        folder,
-        overrides,
-        origins,
-        model,
-    )
+    return Command(args.mode, config, folder, overrides, origins, model)
 
 
-def model_file(name: str, mode: str, config: str, overrides: dict[str, str]) -> Path:
+def check_folder(folder: Path) -> None:
+    """Raises UserError for a --workdir that exists and is not a folder."""
+    exists = not storage.is_remote(folder) and os.path.exists(folder)
+    if exists and not os.path.isdir(folder):
+        kind = describe(folder) or "no folder: give one, which may be new"
+        raise UserError(f"--workdir={str(folder)!r} is {kind}")
+
+
+def model_file(name: str, mode: str, config: str, overrides: Values) -> Path:
     """Returns the file of --model; raises UserError for flags that do not fit it."""
     if mode not in READING:
         raise UserError(
@@ -226,8 +225,8 @@ def read_general(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return args, rest
 
 
-def read_fields(argv: list[str], mode: str) -> dict[str, str]:
-    """Returns {field: text} of the flags of fields."""
+def read_fields(argv: list[str], mode: str) -> Values:
+    """Returns the values of the flags of fields."""
     parser = Parser(add_help=False, allow_abbrev=False)
     for name, field in configs.FIELDS.items():
         section, _, key = name.partition(".")
@@ -243,16 +242,13 @@ def read_fields(argv: list[str], mode: str) -> dict[str, str]:
         general = [f"--{name}" for name in f"{VALUES} {SWITCHES}".split()]
         known = *parser._option_string_actions, *general
         raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
-    texts = {name: getattr(args, name) for name in configs.FIELDS}
-    return {name: text for name, text in texts.items() if text is not None}
+    texts = {name: text for name, text in vars(args).items() if text is not None}
+    return {name: configs.read_flag(name, text) for name, text in texts.items()}
 
 
-def apply(config: ConfigDict, name: str, text: str, mode: str) -> None:
-    """Sets a field; raises UserError for a new value that has no effect in the mode."""
-    section, _, key = name.partition(".")
-    before = config.get(section, {}).get(key)
-    configs.override(config, name, text)
-    if config[section][key] != before and name not in MODES[mode].fields:
+def check_effect(name: str, mode: str) -> None:
+    """Raises UserError for a field that has no effect in the mode."""
+    if name not in MODES[mode].fields:
         modes = ", ".join(x for x, each in MODES.items() if name in each.fields)
         raise UserError(
             f"--config.{name} has no effect in the mode {mode}: leave it out (modes "
@@ -260,22 +256,20 @@ def apply(config: ConfigDict, name: str, text: str, mode: str) -> None:
         )
 
 
-def start_from(config: ConfigDict, flags: dict[str, str], folder: Path) -> str:
-    """Sets the model and the vocabulary to those of train.init_from, another workdir.
+def inherit(flags: Values, folder: Path) -> tuple[str, Values]:
+    """Returns the path and the INHERITED values of train.init_from, another workdir.
 
-    A run that has begun keeps its own. The vocabulary stays if flags describe it; other
-    flags are applied later. Returns the path of the config that was read.
+    A run that has begun keeps its own. The vocabulary stays if flags describe it.
     """
     begun = storage.is_file(folder / CONFIG)
     with prefixed(f"{INIT_FROM} = {flags[INIT_FROM]!r}"):
         path = folder if begun else find(flags[INIT_FROM])
-        saved = dataclasses.asdict(configs.parse(read_config(path)))
-    changes = {"model": saved["model"]}
-    fields = [x for x in configs.INHERITED if x.startswith("data.")]
-    if not flags.keys() & {*fields}:
-        own_copy = {"vocab_path": str(storage.absolute(folder) / VOCAB)}
-        data = saved["data"] if begun else dataclasses.asdict(DataConfig()) | own_copy
-        changes["data"] = {x: data[x] for _, x in (y.split(".") for y in fields)}
-    with config.ignore_type():
-        config.update(changes)
-    return str(path / CONFIG)
+        saved = values_of(read_config(path))
+    values = {x: saved[x] for x in configs.INHERITED}
+    of_vocab = {x: configs.FIELDS[x].default for x in values if x.startswith("data.")}
+    if flags.keys() & of_vocab.keys():
+        values = {x: saved[x] for x in values if x not in of_vocab}
+    elif not begun:
+        own_copy = {"data.vocab_path": str(storage.absolute(folder) / VOCAB)}
+        values |= of_vocab | own_copy
+    return str(path / CONFIG), values

@@ -3,7 +3,6 @@
 import functools
 import logging
 import math
-import operator
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from etils import epy
 
 from txl_jax.checkpoint import save_restore
 from txl_jax.cli.flags import MODES, Command
-from txl_jax.config import FIELDS, Config, with_fields
+from txl_jax.config import Config, values_of, with_values
 from txl_jax.data import tokens as token_files
 from txl_jax.data.options import DataConfig
 from txl_jax.errors import BadNumbers, Interrupted, UserError, device_error
@@ -139,7 +138,7 @@ def check_kernel(config: Config) -> Config:
         f"the kernel tpu fails its check on {device}, so model.kernel is xla: "
         f"{fault or 'found by another process'}"
     )
-    return with_fields(config, "model", kernel="xla")
+    return with_values(config, {"model.kernel": "xla"})
 
 
 def start_processes(command: Command) -> None:
@@ -187,10 +186,9 @@ def machine_errors(workdir: Path) -> Iterator[None]:
 
 def check_equal(command: Command) -> None:
     """Raises UserError if processes of a run have different commands or libraries."""
-    config = {name: operator.attrgetter(name)(command.config) for name in FIELDS}
     flags = {"--mode": command.mode, "--workdir": str(command.workdir)}
     rest: Json = {"a flag": command.overrides, **provenance.versions()}
-    distributed.require_equal({**flags, **config, **rest})
+    distributed.require_equal({**flags, **values_of(command.config), **rest})
 
 
 def check_processes(mode: str, dynamic: str = "") -> None:

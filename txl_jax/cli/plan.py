@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from txl_jax.aot.lower import abstract_segments
 from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.cli import draw_samples
-from txl_jax.config import Config, with_fields
+from txl_jax.config import Config, with_values
 from txl_jax.data.files import require_apart
 from txl_jax.data.options import SLACK
 from txl_jax.data.streams import (
@@ -92,7 +92,7 @@ def fit_prompt(config: Config, tokens: Tokens) -> Config:
         f"generate.prompt = {prompt!r} is not in the vocabulary: samples continue the "
         f"first line of the corpus, {line!r}"
     )
-    return with_fields(config, "generate", prompt=line)
+    return with_values(config, {"generate.prompt": line})
 
 
 def step_arguments(

@@ -10,7 +10,7 @@ import numpy as np
 
 from txl_jax.cli import draw_samples, evaluate_split
 from txl_jax.cli.plan import Plan, make_training, plan_run
-from txl_jax.config import Config, with_fields
+from txl_jax.config import Config, with_values
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate import baselines
 from txl_jax.model.initializers import Params
@@ -55,7 +55,7 @@ def trained(
     plan = plan_run(config, workdir, keep_prompt)
     training, options = plan.training, config.train
     prompt = training.config.generate.prompt
-    config = with_fields(config, "generate", prompt=prompt)
+    config = with_values(config, {"generate.prompt": prompt})
     with contextlib.ExitStack() as stack:
         with distributed.together():
             stack.enter_context(locked(workdir))

@@ -19,15 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from txl_jax import config as configs
 from txl_jax.aot.lower import abstract_segments, compile_step_for
 from txl_jax.checkpoint.save_restore import abstract
-from txl_jax.config import Config
+from txl_jax.config import Config, with_values
+from txl_jax.config import load as load_experiment
 from txl_jax.data.byte_ranges import size
 from txl_jax.data.files import split_stdlib
 from txl_jax.data.streams import Streams
 from txl_jax.evaluate import continuous_cache, reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
+from txl_jax.fields import Values
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.segment import OneSegment
@@ -71,9 +72,7 @@ HEAD = (
 LEAST = 0.001  # nats; a smaller difference is none, however small its spread
 
 
-def run(
-    table: TableConfig, workdir: Path, overrides: dict[str, str], train: Train
-) -> Json:
+def run(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> Json:
     """Makes the table, like `paper.table.run`; writes memories.md, .json, .png."""
     cells, folders = [], []
     for task in [name for name in table.rows if name in TASKS] or TASKS:
@@ -87,20 +86,16 @@ def run(
     return write(table, workdir, cells, describe_runs(sorted(set(folders))))
 
 
-def row_config(task: str, kind: str, overrides: dict[str, str], number: int) -> Config:
+def row_config(task: str, kind: str, overrides: Values, number: int) -> Config:
     """Returns the config of a task's run with a kind of memory; writes its text."""
     recipe = TASKS[task]
-    c = configs.load(recipe.recipe)
-    fields = {"eval.baselines": False, **COMMON, **recipe.fields, **KINDS[kind]}
-    for name, value in fields.items():
-        section, _, key = name.partition(".")
-        with c.ignore_type():
-            c[section][key] = value
+    values = {"eval.baselines": False, **COMMON, **recipe.values, **KINDS[kind]}
     if recipe.text:
         text_kind, *sizes = recipe.text
         text = TEXTS[text_kind](*sizes)
-        c.data.path = str(text.write(user_cache() / "tasks"))
-    return finish(c, overrides, number, most_warmup=100)
+        values["data.path"] = str(text.write(user_cache() / "tasks"))
+    config = with_values(load_experiment(recipe.recipe), values)
+    return finish(config, overrides, number, most_warmup=100)
 
 
 def trained_as(kind: str) -> str:

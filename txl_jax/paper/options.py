@@ -9,10 +9,10 @@ segments of L = 32 with a memory of M = 64, and have as many parameters within 2
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from txl_jax.errors import UserError, nearest
-from txl_jax.fields import at_least, check, field, one_of
+from txl_jax.fields import Values, at_least, check, field, one_of
 from txl_jax.model.config import ModelConfig
 
 
@@ -69,8 +69,6 @@ TABLES: dict[str, dict[str, Row]] = {
 ROWS = {name: row for rows in TABLES.values() for name, row in rows.items()}
 
 
-Fields = dict[str, Any]  # by "section.field"
-
 MEMORIES = "memories"  # the name of the table
 BASE, FEWER_STREAMS = "paper", "fewer_streams"  # what the other rows are compared with
 TGT_LEN, MEM_LEN, STREAMS = 32, 64, 32
@@ -81,7 +79,7 @@ class MemoryTask(NamedTuple):
     """A text to learn, and the packaged experiment that its recipe starts from."""
 
     recipe: str
-    fields: Fields
+    values: Values
     # A generated text, of which only answers are scored: kind, delay, length, symbols.
     text: tuple[str, int, int, int] | None = None
 
@@ -90,9 +88,9 @@ def answered(
     kind: str, delay: int, length: int, n_layer: int, steps: int
 ) -> MemoryTask:
     """Returns a generated task of 8 letters with a model of n_layer layers."""
-    fields: Fields = {"train.num_steps": steps}
+    values: Values = {"train.num_steps": steps}
     layers = {"model.n_layer": n_layer, "model.unroll": n_layer}
-    return MemoryTask("copying", fields | layers, (kind, delay, length, 8))
+    return MemoryTask("copying", values | layers, (kind, delay, length, 8))
 
 
 # Two layers reach 128 tokens before a segment. The first distance is in the memory, the
@@ -113,20 +111,20 @@ TASKS: dict[str, MemoryTask] = {
         },
     ),
 }
-COMMON: Fields = {
+COMMON: Values = {
     **{"train.tgt_len": TGT_LEN, "eval.tgt_len": TGT_LEN},
     **{"model.mem_len": MEM_LEN, "eval.mem_len": MEM_LEN, "generate.mem_len": MEM_LEN},
     **{"train.batch_size": STREAMS, "train.segments_per_call": GROUP},
     **{"eval.streams": 8, "train.log_every": 100, "checkpoint.keep": 1},
 }
 # The same tokens in an update, from fewer streams.
-FEWER: Fields = {
+FEWER: Values = {
     "train.batch_size": STREAMS // GROUP,
     "train.segments_per_update": GROUP,
 }
-ACROSS: Fields = {**FEWER, "train.gradient_segments": GROUP}
+ACROSS: Values = {**FEWER, "train.gradient_segments": GROUP}
 # Two kinds that differ only in the evaluation share a training.
-KINDS: dict[str, Fields] = {
+KINDS: dict[str, Values] = {
     "none": {"model.mem_len": 0, "eval.mem_len": 0, "generate.mem_len": 0},
     BASE: {},
     FEWER_STREAMS: FEWER,

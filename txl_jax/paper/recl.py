@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.checkpoint.manifest import checksums
-from txl_jax.config import Config, override, parse
+from txl_jax.config import Config, with_values
 from txl_jax.data import vocab
 from txl_jax.data.tokens import prepare
 from txl_jax.errors import UserError, prefixed
@@ -33,6 +33,7 @@ from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.evaluate.reader import Reader
+from txl_jax.fields import Values
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import OneSegment, Segment
@@ -67,7 +68,7 @@ class Member(NamedTuple):
     sha256: str  # of the text
 
 
-def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> Json:
+def run(config: ReclConfig, folder: Path, overrides: Values) -> Json:
     """Compares the models, all with the overrides; writes losses and results."""
     started = time.perf_counter()
     members = open_members(config, overrides)
@@ -100,23 +101,20 @@ def run(config: ReclConfig, folder: Path, overrides: dict[str, str]) -> Json:
     return result | files
 
 
-def open_members(config: ReclConfig, overrides: dict[str, str]) -> list[Member]:
+def open_members(config: ReclConfig, overrides: Values) -> list[Member]:
     """Opens the compared models; raises UserError unless they score the same tokens."""
     if not config.workdirs:
         raise UserError("--mode=recl: give two or more as --workdirs=RUN,RUN")
     members: list[Member] = []
     for workdir in config.workdirs:
         folder = find(workdir)
-        fields = read_config(folder)
-        for field, value in overrides.items():
-            override(fields, field, value)
-        parsed = parse(fields)
+        chosen = with_values(read_config(folder), overrides)
         own = trained_on(folder, read_run(folder))
         with prefixed(folder):
-            tokens = prepare(parsed.data, vocab.load(folder / VOCAB), own)
-        split = parsed.eval.split
+            tokens = prepare(chosen.data, vocab.load(folder / VOCAB), own)
+        split = chosen.eval.split
         sha256 = tokens.manifest["splits"][split]["sha256"]
-        members.append(Member(folder, parsed, tokens.split(split), sha256))
+        members.append(Member(folder, chosen, tokens.split(split), sha256))
         if sha256 != (first := members[0]).sha256:
             raise UserError(
                 f"{first.folder} and {folder} score different tokens: give models of "

@@ -13,13 +13,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from ml_collections import ConfigDict
-
-from txl_jax import config
-from txl_jax.config import Config
+from txl_jax.config import Config, select, values_of, with_values
+from txl_jax.config import load as load_experiment
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.fields import Values
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
 from txl_jax.paper.options import TABLES, TableConfig
@@ -39,15 +38,24 @@ MULTIPLES = (0.5, 0.75, 1, 1.5, 2, 2.5)
 
 # The miniature has an eighth of the published lengths and two sevenths of the layers.
 SHORTER = 8
-LENGTHS = {
-    "model": ("mem_len", "n_position"),
-    "train": ("tgt_len",),
-    "eval": ("tgt_len", "mem_len", "ext_len"),
-    "generate": ("mem_len",),
-}
+LENGTHS = select("""
+    model.mem_len,n_position train.tgt_len eval.tgt_len,mem_len,ext_len generate.mem_len
+""")
 FEWER = 2 / 7
 STEPS = 4_800
 SCORED = 100_000  # tokens from the start of the split
+SMALL: Values = {
+    **{"model.d_model": 64, "model.d_embed": 0, "model.n_head": 2, "model.d_head": 32},
+    **{"model.d_inner": 256, "model.dropout": 0.0, "model.dropatt": 0.0},
+    # An adaptive softmax does not help with 256 bytes.
+    **{"model.cutoffs": (), "model.div_val": 1, "model.tie_projs": ()},
+    **{"data.corpus": "stdlib", "data.vocab": "byte", "data.convention": ""},
+    **{"train.batch_size": 32, "train.segments_per_call": 4},
+    **{"train.num_steps": STEPS, "train.log_every": 100},
+    **{"optim.optimizer": "muon", "optim.lr": 5e-3},
+    **{"optim.schedule": "cosine", "optim.min_lr_ratio": 0.0},
+    **{"eval.streams": 64, "eval.max_tokens": SCORED, "eval.clamp_len": 0},
+}
 
 
 class TrainedRun(Protocol):
@@ -61,9 +69,7 @@ class TrainedRun(Protocol):
 Train = Callable[[Config, Path], AbstractContextManager[TrainedRun]]
 
 
-def run(
-    table: TableConfig, workdir: Path, overrides: dict[str, str], train: Train
-) -> Json:
+def run(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> Json:
     """Makes the table, all rows with the overrides; writes tableN.md, .json, .png."""
     plan = {
         name: [row_config(name, overrides, seed) for seed in range(table.seeds)]
@@ -219,46 +225,35 @@ def describe_origin(origin: Json) -> str:
     )
 
 
-def row_config(name: str, overrides: dict[str, str], number: int = 0) -> Config:
+def row_config(name: str, overrides: Values, number: int = 0) -> Config:
     """Returns the config of one run of a row, with its seed and all overrides."""
-    c = config.load(name)
-    shrink(c)
-    row = finish(c, overrides, number, most_warmup=200)
+    row = shrink(load_experiment(name))
+    row = finish(row, overrides, number, most_warmup=200)
     # No other position is clamped.
     if row.model.position == "transformer_xl" and "eval.clamp_len" not in overrides:
-        row = config.with_fields(row, "eval", clamp_len=init_len(row) - 1)
+        row = with_values(row, {"eval.clamp_len": init_len(row) - 1})
     return dataclasses.replace(row, eval=attend(row, init_len(row)))
 
 
-def finish(
-    c: ConfigDict, overrides: dict[str, str], number: int, most_warmup: int
-) -> Config:
+def finish(config: Config, overrides: Values, number: int, most_warmup: int) -> Config:
     """Returns the config of a run, which is validated at its end."""
-    c.train.seed += number
-    if steps := overrides.get("train.num_steps"):
-        config.override(c, "train.num_steps", steps)
-    steps = c.train.num_steps
-    c.train.eval_every = steps
-    c.optim.warmup_steps = min(most_warmup, steps // 10)
-    c.checkpoint.update(every_steps=max(steps // 16 * 4, 4), keep=1)
-    for field, text in overrides.items():
-        config.override(c, field, text)
-    return config.parse(c)
+    steps = overrides.get("train.num_steps", config.train.num_steps)
+    values = {
+        "train.seed": config.train.seed + number,
+        "train.eval_every": steps,
+        "optim.warmup_steps": min(most_warmup, steps // 10),
+        "checkpoint.every_steps": max(steps // 16 * 4, 4),
+        "checkpoint.keep": 1,
+    }
+    return with_values(config, values | overrides)
 
 
-def shrink(c: ConfigDict) -> None:
-    """Shrinks sizes, and the optimizer, to train in minutes on a CPU core."""
-    for section, names in LENGTHS.items():
-        c[section].update({name: c[section][name] // SHORTER for name in names})
-    c.model.n_layer = round(c.model.n_layer * FEWER)
-    c.model.update(d_model=64, d_embed=0, n_head=2, d_head=32, d_inner=256)
-    # An adaptive softmax does not help with 256 bytes.
-    c.model.update(cutoffs=(), div_val=1, tie_projs=(), dropout=0.0, dropatt=0.0)
-    c.model.unroll = c.model.n_layer
-    c.data.update(corpus="stdlib", vocab="byte", convention="")
-    c.train.update(batch_size=32, segments_per_call=4, num_steps=STEPS, log_every=100)
-    c.optim.update(optimizer="muon", lr=5e-3, schedule="cosine", min_lr_ratio=0.0)
-    c.eval.update(streams=64, max_tokens=SCORED, clamp_len=0)
+def shrink(config: Config) -> Config:
+    """Returns the config of a model that trains in minutes on a CPU core."""
+    published, n_layer = values_of(config), round(config.model.n_layer * FEWER)
+    layers = {"model.n_layer": n_layer, "model.unroll": n_layer}
+    shorter = {name: published[name] // SHORTER for name in LENGTHS}
+    return with_values(config, {**SMALL, **layers, **shorter})
 
 
 def init_len(row: Config) -> int:

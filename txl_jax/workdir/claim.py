@@ -28,8 +28,7 @@ def check_trainable(workdir: Path, config: Config) -> None:
     if IMPORTED in read_run(workdir):
         raise Imported(workdir)
     if (workdir / CONFIG).exists():
-        saved = configs.parse(read_config(workdir))
-        check_same_run(workdir, saved, config)
+        check_same_run(workdir, read_config(workdir), config)
 
 
 def check_same_run(

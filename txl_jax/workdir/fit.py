@@ -6,14 +6,15 @@ import re
 
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from txl_jax.config import Config, default, with_fields
+from txl_jax.config import Config, with_values
 from txl_jax.convert.formats import LENGTHS
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import CORPORA
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, prefixed
+from txl_jax.evaluate.options import EvalConfig
+from txl_jax.generate.options import GenerateConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.report.log import say
 from txl_jax.sharding.mesh import make_mesh
@@ -30,7 +31,7 @@ def fit_vocab(config: Config, vocab: Vocab) -> Config:
             f"model.vocab_size = {size} is less than the vocabulary's {len(vocab)}; "
             "set it to 0 to take the vocabulary's"
         )
-    config = with_fields(config, "model", vocab_size=size)
+    config = with_values(config, {"model.vocab_size": size})
     for section in ("train", "eval"):
         text = getattr(config, section).reset_memory_at
         with prefixed(f"{section}.reset_memory_at = {text!r}"):
@@ -40,16 +41,15 @@ def fit_vocab(config: Config, vocab: Vocab) -> Config:
                     f"{token} is not a token of this vocabulary: give one below "
                     f"{len(vocab)}, or its text"
                 )
-        config = with_fields(config, section, reset_memory_at=str(token))
+        config = with_values(config, {f"{section}.reset_memory_at": str(token)})
     return config
 
 
-def imported_config(model: ModelConfig, vocab: Vocab) -> ConfigDict:
+def imported_config(model: ModelConfig, vocab: Vocab) -> Config:
     """Returns a config that evaluates another code base's model as it was trained."""
-    c = default(model)
-    c.eval.update({name: getattr(model, name) for name in LENGTHS})
-    c.generate.update(mem_len=model.mem_len, prompt=default_prompt(vocab))
-    return c
+    lengths = {name: getattr(model, name) for name in LENGTHS}
+    generate = GenerateConfig(mem_len=model.mem_len, prompt=default_prompt(vocab))
+    return Config(model=model, eval=EvalConfig(**lengths), generate=generate)
 
 
 def default_prompt(vocab: Vocab) -> str:
@@ -76,7 +76,7 @@ def find_vocab(config: Config) -> Config:
             f"the vocabulary size of data.corpus = {data.corpus!r} is not known before "
             "the corpus is prepared: give --config.model.vocab_size=N"
         )
-    return with_fields(config, "model", vocab_size=size)
+    return with_values(config, {"model.vocab_size": size})
 
 
 def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 import safetensors
-from ml_collections import ConfigDict
 
 from txl_jax import config as configs
+from txl_jax.config import Config
 from txl_jax.errors import UserError
 from txl_jax.runtime import storage
 
@@ -30,7 +30,7 @@ def find(address: str) -> Path:
     return Path(address)
 
 
-def read_config(folder: Path) -> ConfigDict:
+def read_config(folder: Path) -> Config:
     """Returns the config of a workdir; raises UserError, which says what else it is."""
     try:
         return configs.load_json(folder / CONFIG)

@@ -60,11 +60,11 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     if not workdir.exists():
         workdir = packaged().get(str(workdir), workdir)
     if not storage.is_remote(workdir) and workdir.is_file():
-        saved = configs.parse(load_config(workdir))
+        saved = load_config(workdir)
         released = releases.read(workdir)
         vocab = released.vocab
     else:
-        saved = configs.parse(read_config(workdir))
+        saved = read_config(workdir)
         vocab = vocabulary.load(workdir / VOCAB)
     config = config or saved
     model = dataclasses.replace(saved, model=config.model)
@@ -197,13 +197,12 @@ def _fill_in(params: Params, config: Config, like: Params) -> Params:
 
 
 def _load_fitting(source: Path, config: Config, vocab: Vocab, mesh: Mesh) -> Params:
-    saved = configs.parse(read_config(source))
     if vocabulary.load(source / VOCAB).to_json() != vocab.to_json():
         raise UserError(
             "its vocabulary is not this run's: use it with "
             f"data.vocab_path={str(source / VOCAB)!r}"
         )
-    saved = fit_vocab(saved, vocab)
+    saved = fit_vocab(read_config(source), vocab)
     differences = configs.differences(saved, config)
     changes = {
         name: f"{name} is {old!r} there, {new!r} here"

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import safetensors
-from ml_collections import ConfigDict
 
 from txl_jax import config as configs
+from txl_jax.config import Config
 from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError, nearest
 from txl_jax.runtime import storage
@@ -40,7 +40,7 @@ def find_model(name: str) -> Path:
     return known[name]
 
 
-def load_config(path: Path) -> ConfigDict:
+def load_config(path: Path) -> Config:
     """Returns the config of a model in one file; raises UserError."""
     with reading(path):
         try:
@@ -56,26 +56,21 @@ def load_config(path: Path) -> ConfigDict:
     return check_config(config, origin, path)
 
 
-def check_config(config: Json, origin: Json, path: Path) -> ConfigDict:
+def check_config(config: Json, origin: Json, path: Path) -> Config:
     """Returns the config of a released model; raises UserError if it is not valid.
 
     Fields of other versions are left out, unless they are of the model and neither off
     nor as every model has them.
     """
-    known = configs.default().to_dict()
     try:
-        fields = {
-            section: {
-                name: value
-                for name, value in config[section].items()
-                if name in known[section]
-                or (section == "model" and value and value != FIXED.get(name))
-            }
-            for section in known.keys() & config.keys()
+        values = {
+            f"{section}.{name}": value
+            for section in configs.SECTIONS.keys() & config.keys()
+            for name, value in config[section].items()
+            if f"{section}.{name}" in configs.FIELDS
+            or (section == "model" and value and value != FIXED.get(name))
         }
-        saved = configs.from_saved(fields, path)
-        configs.parse(saved)
-        return saved
+        return configs.with_values(Config(), values)
     except (*DAMAGE, UserError) as error:
         revision = origin.get("git_revision", "unknown")
         raise UserError(

@@ -24,7 +24,7 @@ from experiments.benchmarks import record, subject
 from experiments.benchmarks.record import Row
 from txl_jax import config as configs
 from txl_jax.cli import plan
-from txl_jax.config import Config, with_fields
+from txl_jax.config import Config, with_values
 from txl_jax.data.streams import Position
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
@@ -81,9 +81,9 @@ def find(part: Row) -> Callable[[Row], Measure]:
 
 def read(part: Row) -> Config:
     """Returns the config of a part."""
-    config = find_vocab(configs.parse(configs.load(part["experiment"])))
-    model = {"dtype": part["dtype"], "kernel": part["kernel"]}
-    model |= dict.fromkeys(part.get("without", ()), 0.0)
+    config = find_vocab(configs.load(part["experiment"]))
+    values = {"model.dtype": part["dtype"], "model.kernel": part["kernel"]}
+    values |= {f"model.{name}": 0.0 for name in part.get("without", ())}
     B, L = part["B"], part.get("L", config.eval.tgt_len)
     M = part.get("M", L)
     if part["tiny"]:
@@ -91,11 +91,11 @@ def read(part: Row) -> Config:
         config = dataclasses.replace(config, model=subject.shrink(config.model))
     if "unroll" in part:
         every = config.model.n_layer
-        model["unroll"] = every if part["unroll"] == "all" else part["unroll"]
-    config = with_fields(config, "model", mem_len=M, **model)
-    config = with_fields(config, "train", batch_size=B, tgt_len=L)
-    config = with_fields(config, "eval", streams=B, tgt_len=L, mem_len=M)
-    return with_fields(config, "generate", mem_len=M, num_tokens=10**6)
+        values["model.unroll"] = every if part["unroll"] == "all" else part["unroll"]
+    values |= {"train.batch_size": B, "train.tgt_len": L}
+    values |= {"eval.streams": B, "eval.tgt_len": L}
+    values |= {f"{section}.mem_len": M for section in ("model", "eval", "generate")}
+    return with_values(config, values | {"generate.num_tokens": 10**6})
 
 
 def seconds_of(call: Callable[[], Any]) -> tuple[float, list[float]]:
