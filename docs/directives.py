@@ -1,6 +1,6 @@
 """Two directives for the pages, and the layout of docstrings.
 
-`{made} module.function` is what a function of `generate/` returns, as Markdown.
+`{made} module.function` inserts the Markdown that a function of `generate/` returns.
 `{chapter}` is a toctree that omits missing pages.
 """
 
@@ -27,7 +27,7 @@ class Made(SphinxDirective):
         text = getattr(importlib.import_module(f"generate.{module}"), function)(
             *arguments
         )
-        # What it is made of is Python and JSON, so a page is never known to be old.
+        # Sphinx cannot see that the Python and JSON behind the text have changed.
         self.env.note_reread()
         return self.parse_text_to_nodes(text, allow_section_headings=True)
 
@@ -38,7 +38,7 @@ class Chapter(TocTree):
     option_spec: ClassVar[Any] = TocTree.option_spec
 
     def run(self) -> list[nodes.Node]:
-        """Drops the lines whose page does not exist."""
+        """Drops lines whose page does not exist."""
         found = self.env.found_docs
         here = [i for i, line in enumerate(self.content) if line.strip() in found]
         for i in reversed(range(len(self.content))):

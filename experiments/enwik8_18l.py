@@ -5,8 +5,8 @@
 Published: 1.03 with 88M parameters; hardware and time unknown. This project has not
 run it.
 
-Unknown, and ours: every size, chosen for 88,703,564 parameters, and the recipe, which
-is that of the 24 layers. Neither the paper nor the released scripts have any of it.
+Unknown, and ours: every size, chosen for 88,703,564 parameters, and the recipe, taken
+from the 24 layers. Neither the paper nor the released scripts have any of it.
 """
 
 from ml_collections import ConfigDict

@@ -5,9 +5,9 @@
 Published: 0.99 with 277M parameters, here 277,231,820, on 32 TPU cores in 2 to 5 days.
 This project has not run it.
 
-Values: the released TensorFlow scripts for TPU, and for evaluation the one that came
-with the released model. They train with segments and a memory of 768 tokens; the paper
-says 784.
+Values are from the released TensorFlow scripts for TPU and, for evaluation, the script
+that came with the released model. They train with segments and a memory of 768 tokens;
+the paper says 784.
 """
 
 from ml_collections import ConfigDict

@@ -5,7 +5,7 @@
 Published: 21.8 with 0.8B parameters, here 838,078,041, on 512 TPU cores in 2 to 5 days;
 the released model stands at update 1,191,000. This project has not run it.
 
-Values: the released TensorFlow scripts for TPU; proj_init_std is what its code does.
+Values are from the released TensorFlow scripts for TPU, proj_init_std from their code.
 The text scores `<S> <S>` between sentences, a free token; with
 --config.data.convention=words there is none. For shuffled sentences see lm1b.py.
 """

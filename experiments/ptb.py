@@ -6,8 +6,8 @@ Published: 54.52 with 24M parameters, here 24,015,760; hardware and time unknown
 project has not run it.
 
 Unknown, and ours: every value. The paper says only that variational dropout and weight
-averaging were added, as in AWD-LSTM (Merity et al. 2018), without finetuning; from that
-model come 20 streams of 70 tokens, segments of varying length and dropped words too.
+averaging were added, as in AWD-LSTM (Merity et al. 2018), without finetuning; the 20
+streams of 70 tokens, varying segment lengths and dropped words are also that model's.
 """
 
 from ml_collections import ConfigDict

@@ -5,9 +5,9 @@
 Published: 1.08 with 277M parameters, here 277,050,395, on 32 TPU cores in 2 to 5 days.
 This project has not run it.
 
-Values: the released TensorFlow scripts for TPU, those of enwik8, as the paper says, and
-for evaluation the one that came with the released model. PyTorch's script for text8 has
-no warm-up.
+Values are from the released TensorFlow scripts for enwik8 on TPU, as the paper says,
+and, for evaluation, the script that came with the released model. PyTorch's script for
+text8 has no warm-up.
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,7 @@ Not in the paper: 5,034,208 parameters, gated layers, normed queries and keys, a
 (docs/howto/variants.md), with the paper's positions, memory and adaptive softmax. Each
 of 4,500 updates reads 32 segments of 64 words with a memory of 128, and each epoch
 starts at a new offset: 9.2 million words, 4.4 epochs. The best checkpoint, of update
-3,750, has a test perplexity of 87.9, with a continuous cache 64.4 (26 November 2026,
+3,750, has a test perplexity of 87.9, or 64.4 with a continuous cache (26 November 2026,
 the mean of three seeds). For scale, AWD-LSTM (33 million parameters, 750 epochs) has
 65.8.
 """

@@ -6,8 +6,8 @@ Published: 24.0 (24.03 in the released code's README) with 151M parameters
 (151,107,538 here); trained there on 4 GPUs of 11 GB; time unknown. This project has not
 run it.
 
-Model, optimizer and evaluation are those of the released PyTorch code,
-run_wt103_base.sh; segments_per_call and the sampling are this project's. The
+Model, optimizer and evaluation follow the released PyTorch code, run_wt103_base.sh;
+segments_per_call and the sampling are this project's. The
 TensorFlow script makes twice as many updates and gives each layer its own u and w. On 4
 devices, eval.streams must be a multiple of 4, for example --config.eval.streams=12.
 """

@@ -5,9 +5,9 @@
 Published: 18.3 on 64 TPU cores in 2 to 5 days. Table 1 states 257M parameters, but
 the released model has 285,205,322, as here. This project has not run it.
 
-Values: the released TensorFlow script for TPU. Its 4,000,000 updates are 1,900 epochs;
-whether the published model had them is unknown. proj_init_std is what its code does,
-not its flag's default, which it never reads.
+Values are from the released TensorFlow script for TPU. Its 4,000,000 updates are 1,900
+epochs; whether the published model had them is unknown. proj_init_std is what the code
+does: it never reads its flag.
 """
 
 from ml_collections import ConfigDict

@@ -6,9 +6,9 @@ Published: 23.24 on 8 A100 of 40 GB, in 110 minutes with TF32 and in 76 with mix
 precision (here --config.model.dtype=bfloat16); 16 seeds gave 23.24 +- 0.078. It has
 191,950,298 parameters. This project has not run it.
 
-Values: NVIDIA's wt103_base.yaml for PyTorch. Its evaluation first fills each memory
-with the text before it, unscored, as here; for the first stream with the corpus's end,
-which here has nothing before it.
+Values are from NVIDIA's wt103_base.yaml for PyTorch. As here, its evaluation first
+fills each memory with the text before it, unscored. It fills the first stream's with
+the corpus's end; here that memory starts empty.
 """
 
 from ml_collections import ConfigDict

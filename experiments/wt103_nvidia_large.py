@@ -7,9 +7,9 @@ Published: 18.19 on 8 A100 of 40 GB with mixed precision (here
 0.040, and in validation 32.63 +- 0.20 at update 10,000 and 17.80 at 100,000. It has
 285,167,482 parameters. This project has not run it.
 
-Values: NVIDIA's wt103_large.yaml for PyTorch; its projections are tied in all clusters
-but the first. Its evaluation first fills each memory with the text before it, unscored;
-for the first stream with the corpus's end, which here has nothing before it.
+Values are from NVIDIA's wt103_large.yaml for PyTorch; its projections are tied in all
+clusters but the first. Its evaluation first fills each memory with the text before it,
+unscored, and the first stream's with the corpus's end; here that memory starts empty.
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU slice: creates it as a queued resource, waits for it, installs
-# the package on all workers, trains in a workdir on gs:// or on a share that it mounts,
-# follows the logs of all workers, and deletes it. When the slice is taken away, or the
-# training ends with a status that is not final (verdict.sh), it repeats all of this; the
-# training resumes from its workdir.
+# Trains on a Cloud TPU slice: creates the slice as a queued resource, waits for it,
+# installs the package on all workers, trains in a workdir on gs:// or on a mounted share,
+# follows the logs of all workers, and deletes the slice. When the slice is taken away, or
+# the training ends with a status that is not final (verdict.sh), the script repeats all
+# of this; the training resumes from its workdir.
 set -euo pipefail
 
 usage() {
@@ -99,7 +99,7 @@ choose_runtime() {
   esac
 }
 
-training_flag() {  # its value, given as --flag=value or --flag value
+training_flag() {  # prints its value, given as --flag=value or --flag value
   local i value=''
   for ((i = 0; i < ${#training[@]}; i++)); do
     case ${training[i]} in
@@ -121,7 +121,7 @@ check_training() {
   elif [[ $workdir == /mnt/txl/?* ]]; then
     [[ -n $nfs ]] || mistake "--workdir=$workdir is on no share: give --nfs=ADDRESS:/SHARE"
   else
-    # With --keep too: a spot slice that was taken away is created anew.
+    # With --keep too: a spot slice that was taken away is created again.
     ((spot)) && mistake "--workdir=$workdir is lost with a spot machine: use one on gs://"
     ((keep)) || mistake "--workdir=$workdir is deleted with the machine: use one on gs://, \
 or --keep"
@@ -132,7 +132,7 @@ or --keep"
     mistake "--config=$config is no experiment of $root: put it into experiments/"
 }
 
-cloud() {  # a gcloud command that changes something, shown
+cloud() {  # shows and runs a gcloud command that changes something
   { printf '+ gcloud'; printf ' %q' "$@"; echo; } >&"$((dry_run ? 1 : 2))"
   ((dry_run)) || gcloud "$@"
 }
@@ -159,7 +159,7 @@ state_of() {  # queued-resources or tpu-vm; prints NONE where there is none
   if grep --quiet NOT_FOUND "$error"; then echo NONE; else cat "$error" >&2; echo UNKNOWN; fi
 }
 
-state() {  # of both together: READY, WAITING, GONE, NONE, FAILED or UNKNOWN
+state() {  # prints the state of both: READY, WAITING, GONE, NONE, FAILED or UNKNOWN
   local resource node
   resource=$(state_of queued-resources)
   case $resource in
@@ -194,7 +194,7 @@ queued-resources describe $name --zone=$zone, then --delete it" ;;
   done
 }
 
-patiently() {  # a command that ssh may spoil; 75 when the slice has gone meanwhile
+patiently() {  # repeats a command that ssh may spoil; returns 75 if the slice has gone
   local tries
   for ((tries = 1; tries <= 5; tries++)); do
     "$@" && return
@@ -206,7 +206,7 @@ patiently() {  # a command that ssh may spoil; 75 when the slice has gone meanwh
   return 1
 }
 
-pack() {  # the checkout and the command, which thus no shell on the way reads
+pack() {  # the checkout and the command, so that no shell on the way reads the command
   {
     printf 'exec .venv/bin/python -m txl_jax.main'
     printf ' %q' "${training[@]}"
@@ -227,7 +227,7 @@ set_up() {
 
 start() { on_workers all "$worker start"; }
 
-show_logs() {  # of all workers, until the training has ended on each
+show_logs() {  # follows all workers until the training has ended on each
   local lines=+1
   until on_workers all "$worker follow $lines"; do
     case $(state) in GONE | NONE) return ;; esac
@@ -236,7 +236,7 @@ show_logs() {  # of all workers, until the training has ended on each
   done
 }
 
-start_job() {  # a command, in a process group of its own, for one signal to all of it
+start_job() {  # runs a command in its own process group, so that one signal reaches all
   set -m
   "$@" </dev/null &
   set +m
@@ -247,24 +247,24 @@ stop_jobs() {
   for job in $(jobs -p); do kill -- "-$job" 2>/dev/null || true; done
 }
 
-follow() {  # until the training on the first worker ends: another one may hang
+follow() {  # waits until the training on the first worker ends: another one may hang
   start_job show_logs
   logs=$!
-  # As a job, too: bash heeds a signal only after a command in the foreground has ended.
+  # A job as well: bash handles a signal only after a foreground command has ended.
   until start_job on_workers 0 "$worker await" && wait $!; do
     case $(state) in GONE | NONE) return 75 ;; esac
-    say "the connection was lost; the training is not"
+    say "the connection was lost; the training goes on"
     sleep "$poll"
   done
 }
 
 finish() { on_workers all "$worker finish" | tee "$scratch/ends"; }
 
-train() {  # on a slice that is ready; returns the training's status
+train() {  # trains on a slice that is ready; returns the training's status
   local ends logs status=0
   ends=$(on_workers all "$worker status" 2>/dev/null) || true
   if [[ $ends == *"txl_jax-status running"* ]]; then
-    say "$name trains already, with the flags it was started with: following it"
+    say "$name is already training, with the flags of its start: following it"
   else
     patiently set_up && patiently start || return
   fi

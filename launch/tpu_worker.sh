@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What tpu_vm.sh calls over ssh on each worker of a slice. Training runs detached, so a
-# lost connection costs nothing, and every verb may be called a second time.
+# Commands that tpu_vm.sh runs over ssh on each worker of a slice. Training runs detached,
+# so a lost connection costs nothing, and every command may be repeated.
 #
 #   mount SHARE   ADDRESS:/SHARE at /mnt/txl, unless it is there
 #   install       Python and the package, unless they are there
@@ -9,19 +9,19 @@
 #                 line after this worker's number
 #   await         only waits for the end
 #   status        prints `txl_jax-status running`, or how it ended
-#   finish        the same, but waits for the end, and kills what hangs
+#   finish        the same, but waits for the end, and kills a training that hangs
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=3.12           # the images' own is too old for jax
-finish_seconds=120    # jax takes up to 60 to end the others of a lost process
+finish_seconds=120    # jax takes up to 60 to end the other processes
 folder=${TPU_WORKER_FOLDER:-/mnt/txl}
 
 fail() { echo "tpu_worker.sh: $HOSTNAME: $1" >&2; exit 1; }
 last() { tail --lines=1 <<<"${1:-no answer}"; }
 
-# Servers of NFS 3, such as Filestore's basic tiers, never hear that a machine which held
-# a lock was taken away; so there locks are the machine's own. NFS 4 ignores `nolock`.
+# Servers of NFS 3, such as Filestore's basic tiers, are not told that a machine with a
+# lock was taken away, so locks are local there. NFS 4 ignores `nolock`.
 mount() {
   local there said
   there=$(findmnt --noheadings --output=SOURCE --mountpoint="$folder") || true
@@ -34,7 +34,7 @@ mount() {
   elif [[ $there != "$1" ]]; then
     fail "$1 cannot be mounted at $folder: $there is there already"
   fi
-  # A fresh share is root's.
+  # A new share belongs to root.
   [[ -w $folder ]] || sudo chmod 777 "$folder" 2>/dev/null || true
   [[ -w $folder ]] || fail "$1 cannot be written to: its server allows neither this user nor root"
 }
@@ -54,7 +54,7 @@ install() {
   cp setup.py .installed
 }
 
-# Whoever trains holds this lock as long as it lives, through a reboot not.
+# The training process holds this lock until it ends or the machine reboots.
 start() {
   exec 9>train.lock
   flock --exclusive --nonblock 9 || return 0
@@ -65,8 +65,8 @@ start() {
 
 train() {
   local status=0
-  umask 0  # on the share, for machines may number the user differently
-  trap : TERM  # it is meant for the program, whose status is to be kept
+  umask 0  # on the share: machines may number the user differently
+  trap : TERM  # the signal is for the program, whose status must be kept
   bash train.sh || status=$?
   echo "$status" >train.status
 }
@@ -76,7 +76,7 @@ await() {
   flock --shared train.lock true
 }
 
-# Numbers lines. The number is the one that jax reads, and `gcloud --worker` takes.
+# Puts the worker's number, which jax and `gcloud --worker` also use, before each line.
 numbered() {
   local number
   number=$(curl --silent --fail --header 'Metadata-Flavor: Google' \
@@ -88,7 +88,7 @@ numbered() {
 follow() {
   touch train.log
   await &
-  # It prints the last lines before it ends.
+  # tail prints the last lines before it ends.
   tail --pid=$! --lines="$1" --follow=name --retry --sleep-interval=0.1 train.log \
     2>/dev/null | numbered
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One status of a run out of those of its processes, one a line on stdin.
+# Combines the statuses of a run's processes, one a line on stdin, into one.
 #
 # When one process fails, the others end with 75, or jax aborts them (134): these are
 # consequences. So any other status comes first.

@@ -16,7 +16,7 @@ INPUT, KEYS = 4.0, 0.0  # the rows' upper edges, downwards
 
 
 def states(axes: Axes, left: float, top: float, first: int, count: int) -> None:
-    """Draws consecutive states; those of the memory have numbers below 0."""
+    """Draws consecutive states; states in the memory have negative numbers."""
     for i in range(first, first + count):
         cell(axes, left + i - first, top, str(i), SAND if i < 0 else SKY)
 

@@ -31,7 +31,7 @@ def skewed(columns: list[list[str]]) -> list[list[str]]:
 
 near = [[f"n{y}"] * T for y in range(T)]
 far = [[f"f{y}"] * T for y in range(T)]
-# Column x: the last x + 1 rows of `near` stay, the others are those of `far`.
+# Column x has the last x + 1 rows of `near`; its other rows come from `far`.
 merged = [[f"n{y}" if y >= T - 1 - x else f"f{y}" for x in range(T)] for y in range(T)]
 columns = [[merged[y][x] for y in range(T)] for x in range(T)]
 result = skewed(columns)

@@ -1,4 +1,4 @@
-"""What the figures share: colours, sizes, and how they are saved.
+"""Colours, sizes and file format of all figures.
 
 `for f in docs/figures/[!s]*.py; do python $f; done` redraws all of them.
 """

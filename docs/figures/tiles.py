@@ -1,4 +1,4 @@
-"""How the TPU kernels walk: from the diagonal back, one tile of distances a step."""
+"""The order of the TPU kernels' tiles: from the diagonal back, one distance a step."""
 
 import matplotlib.pyplot as plt
 from style import INK, MUTED, PALE, blank, save
@@ -17,7 +17,7 @@ for i in range(nq):
         d = blocks.diagonal(i) - j
         for y in range(T):
             query = i * T + y - blocks.hidden_queries
-            seen = query + M + blocks.hidden_keys - j * T + 1  # of this tile's keys
+            seen = query + M + blocks.hidden_keys - j * T + 1  # keys in this tile
             padded = T if query < 0 else max(blocks.hidden_keys - j * T, 0)
             for face, keys in (
                 (SHADES[max(d, 0)], min(max(seen, 0), T)),

@@ -1,1 +1,1 @@
-"""Pages' parts that follow from the code or from committed results, as Markdown."""
+"""Parts of pages that are made from the code or from committed results, as Markdown."""

@@ -8,7 +8,7 @@ from txl_jax.paper.comparison import Comparison, compare_rows
 
 FOLDER = ROOT / "experiments/ablations/results"
 
-# The committed tables, each written by the mode `table`.
+# Committed tables, each written by the mode `table`.
 SOURCES = {
     "table6": "Table 6, bytes",
     "table6_words": "Table 6, words",

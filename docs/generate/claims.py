@@ -11,11 +11,11 @@ from generate.markdown import ROOT, table
 
 EXPERIMENTS = ROOT / "experiments"
 ONE_SEED = "one seed: no verdict"
-SEEDS = 1111, 1112, 1113  # of RECL and of WikiText-2
+SEEDS = 1111, 1112, 1113  # for RECL and WikiText-2
 
 
 class Claim(NamedTuple):
-    """A row of the table of claims; `seeds` may also say how often it was timed."""
+    """A row of the table of claims; `seeds` may also be the number of timings."""
 
     claim: str  # links to the page with the experiment
     others: str
@@ -45,7 +45,7 @@ def ablation(claim: str, paper: str, row: str, above: str) -> Claim:
     here = f"{perplexity(above)} against {perplexity(row)}"
     linked = f"[{claim}](ablations.md)"
     verdict = one.verdict
-    if paper == "not done":  # the paper's cost is that of the row with less text
+    if paper == "not done":  # the paper has a cost only for the row with less text
         verdict = "yes" if one.cost > one.spread else "no difference"
     return Claim(linked, paper, f"{here} ppl", one.seeds, verdict)
 

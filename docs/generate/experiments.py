@@ -12,7 +12,7 @@ FOLDER = ROOT / "experiments"
 
 
 class Experiment(NamedTuple):
-    """What an experiment's file says of itself."""
+    """The contents of an experiment file's docstring."""
 
     name: str
     title: str
@@ -21,7 +21,7 @@ class Experiment(NamedTuple):
 
 
 def read(path: Path) -> Experiment:
-    """Returns what the docstring of an experiment's file says."""
+    """Parses the docstring of an experiment's file."""
     said = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     title, command, *rest = said.split("\n\n")
     return Experiment(
@@ -38,7 +38,7 @@ def experiments(pattern: str = "[!_]*.py") -> list[Experiment]:
 
 
 def readme() -> dict[str, list[str]]:
-    """Returns the rows of experiments/README.md, which tests hold to the files."""
+    """Returns the rows of experiments/README.md, which tests compare with the files."""
     text = (FOLDER / "README.md").read_text("utf-8")
     rows = [
         [cell.strip() for cell in line[1:-1].split("|")]
@@ -48,7 +48,7 @@ def readme() -> dict[str, list[str]]:
     return {row[0].strip("`").removesuffix(".py"): row[1:] for row in rows}
 
 
-# Whose results have a page.
+# Pages with results, by experiment.
 PAGES = {
     "copying": "[accuracy against delay](copying.md)",
     "shakespeare": "[beside nanoGPT](models.md)",
@@ -57,8 +57,8 @@ PAGES = {
 }
 
 
-def said_here(name: str) -> str:
-    """Returns what was run of an experiment, or "not run"."""
+def result_here(name: str) -> str:
+    """Returns the result of an experiment that was run here, or "not run"."""
     if name in PAGES:
         return PAGES[name]
     path = FOLDER / "logs" / f"{name}.json"
@@ -78,7 +78,7 @@ def published() -> str:
     for each in experiments():
         what, number, parameters = known[each.name]
         link = f"[`{each.name}`](#experiment-{each.name.replace('_', '-')})"
-        here = said_here(each.name)
+        here = result_here(each.name)
         rows.append((link, what, number or "none", parameters, here))
     return table(("config", "is", "published on test", "parameters", "run here"), rows)
 
@@ -91,7 +91,7 @@ def ablations() -> str:
         _, recurrence, positions, loss, number = known[each.name]
         rows.append(
             [code(each.name), recurrence, positions, loss, number or "none"]
-            + [said_here(each.name)]
+            + [result_here(each.name)]
         )
     head = ["config", "recurrence", "positions", "loss", "published (attention)"]
     return table([*head, "run here"], rows)
@@ -104,7 +104,7 @@ def with_flags(text: str) -> str:
 
 
 def details() -> str:
-    """Returns a section for each experiment: what its file says."""
+    """Returns a section for each experiment, made from its docstring."""
     parts = []
     for each in experiments():
         rest = "\n\n".join(map(with_flags, each.text))

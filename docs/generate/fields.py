@@ -28,7 +28,7 @@ def config() -> str:
 
 
 def modes() -> str:
-    """Returns the modes, each with its sentence and the section its flags are of."""
+    """Returns the modes, each with its sentence and the section of its flags."""
     rows = [
         (
             f"[`{name}`](#mode-{name})",
@@ -41,7 +41,7 @@ def modes() -> str:
 
 
 def mode_flags() -> str:
-    """Returns the flags of each mode alone."""
+    """Returns the flags that only one mode has, by mode."""
     parts = []
     for name, mode in flags.MODES.items():
         rows = [

@@ -16,12 +16,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def code(text: str) -> str:
-    """Returns a text as code, "" where there is none."""
+    """Returns a text as code, or "" if it is empty."""
     return f"`{text}`" if text else ""
 
 
 def revision(text: str) -> str:
-    """Returns the beginning of a git revision as code, with `+dirty` where it is."""
+    """Returns the beginning of a git revision as code, and `+dirty` if it has that."""
     return code(text[:7] + text[40:])
 
 

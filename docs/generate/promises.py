@@ -28,7 +28,7 @@ def marks(nodes: list[ast.expr]) -> Iterator[str]:
 
 
 def marked() -> Iterator[tuple[str, str]]:
-    """Yields (guarantee, test) of every mark; a test is a file or `file::function`."""
+    """Yields (guarantee, test) for every mark; a test is a file or `file::function`."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text, file = path.read_text("utf-8"), path.relative_to(ROOT).as_posix()
         if MARK not in text:

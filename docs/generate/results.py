@@ -41,7 +41,7 @@ def seeds(*names: str) -> str:
 
 
 def dropout(*names: str) -> str:
-    """Returns the validation losses of runs that differ in dropout, and their ends."""
+    """Returns validation losses of runs that differ in dropout, and final losses."""
     texts = [(FOLDER / name).read_text("utf-8").splitlines() for name in names]
     runs = [[json.loads(line) for line in lines] for lines in texts]
     steps = [[each["updates"] for each in validations] for _, *validations in runs]
@@ -74,7 +74,7 @@ def recl(*names: str) -> str:
 
 
 def speed(name: str) -> str:
-    """Returns the times of Table 9: per token, and relative to a memory's."""
+    """Returns the times of Table 9: per token, and relative to a model with memory."""
     lines = [
         (
             f"{row['attention_len']:,}",
@@ -93,10 +93,10 @@ def speed(name: str) -> str:
 
 
 def copying(name: str, *distances: str) -> str:
-    """Returns the right answers by distance: mean and range of three seeds.
+    """Returns the correct answers by distance: mean and range of three seeds.
 
     The columns are memories or, if there is only one, the segments that a gradient
-    crosses. distances: those to show, none = all.
+    crosses. distances: the distances to show, none = all.
     """
     cells = read(name)["cells"]
     column, title = "mem_len", "memory {}"
@@ -119,7 +119,7 @@ def copying(name: str, *distances: str) -> str:
 
 
 def memories(name: str) -> str:
-    """Returns the right answers or nats of each kind of memory, by task.
+    """Returns the correct answers or nats of each kind of memory, by task.
 
     Bold is better, and italics worse, than the row that a kind is compared with.
     """
@@ -134,7 +134,7 @@ def memories(name: str) -> str:
 
 
 def memory_cell(result: dict[str, Any], task: str, kind: str) -> str:
-    """Returns right answers or nats: the mean, the range and the verdict's mark."""
+    """Returns correct answers or nats: the mean, the range and the verdict's mark."""
     row = result["rows_by_task"][task].get(kind)
     if row is None:
         return ""
@@ -149,7 +149,7 @@ def memory_cell(result: dict[str, Any], task: str, kind: str) -> str:
 
 
 def memory_costs(name: str, task: str) -> str:
-    """Returns what each kind of memory costs in a task, and its loss of identifiers."""
+    """Returns each kind of memory's cost in a task, and its loss on identifiers."""
     lines = [
         (
             f"`{kind}`",
@@ -166,7 +166,7 @@ def memory_costs(name: str, task: str) -> str:
 
 
 def percent(values: list[float]) -> str:
-    """Returns the mean, and the range where one digit shows it."""
+    """Returns the mean, and the range unless it vanishes in one digit."""
     low, high = f"{min(values):.1f}", f"{max(values):.1f}"
     mean = f"{statistics.fmean(values):.1f} %"
     return mean if low == high else f"{mean} ({low}–{high})"
@@ -212,7 +212,7 @@ def cold_start(name: str) -> str:
 def origin(name: str) -> str:
     """Returns a sentence on when, with what and for how long a result was made."""
     result = read(name)
-    if "git_revisions" in result:  # of a table
+    if "git_revisions" in result:  # the result is a table
         revisions = ", ".join(map(revision, result["git_revisions"]))
         return (
             f"`experiments/logs/{name}`: {result['hours']:.1f} hours of one core "

@@ -9,14 +9,14 @@ from generate.markdown import ROOT, code, revision
 
 
 class Run(NamedTuple):
-    """An experiment: the block of a page that makes it, and the files it wrote."""
+    """An experiment: its commands, a block on a page, and the files it wrote."""
 
     title: str
     page: str
     command: str  # a part of the block's text
     files: tuple[str, ...]
     seeds: int  # 0 = nothing is trained
-    more: str = ""  # what the files do not state
+    more: str = ""  # facts that the files lack
 
 
 RESULTS = "ablations/results/"
@@ -171,7 +171,7 @@ RUNS = (
 
 
 def block(page: str, part: str) -> str:
-    """Returns the block of commands of a page that has a part, as a block."""
+    """Returns the block of commands on a page that contains `part`."""
     text = (ROOT / "docs" / page).read_text("utf-8")
     (found,) = (
         body for body in re.findall(r"```sh\n(.*?)```", text, re.S) if part in body
@@ -205,7 +205,7 @@ def hours(result: Any) -> float:
 
 
 def made(run: Run) -> str:
-    """Returns when, from which revisions and in which time the files were made."""
+    """Returns when, by which revisions and in how many hours the files were made."""
     found = [read(name) for name in run.files]
     pairs = [pair for result in found for pair in flat(result)]
     keys = "git_revision", "revision"

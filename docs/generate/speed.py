@@ -17,7 +17,7 @@ def lines() -> list[dict[str, Any]]:
 
 
 def number(value: float) -> str:
-    """Returns a rate with as many digits as it deserves."""
+    """Returns a rate with its significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
@@ -71,7 +71,7 @@ def gradients() -> str:
         for case in line["cases"]
         if "across 1" in case["sides"]
     }
-    kernels = {"chunked": "`chunked`", "auto": "`xla`"}  # of auto on a CPU
+    kernels = {"chunked": "`chunked`", "auto": "`xla`"}  # auto means xla on a CPU
     rows = [
         (
             side.removeprefix("across "),

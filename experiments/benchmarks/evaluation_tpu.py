@@ -4,7 +4,7 @@
 
 Compiles the step of `enwik8`'s 12 layers for one v5e with L = 80, M = 2,100 and
 --segments in a call (0 = chosen), and sums the compiler's estimates of its operations.
-Those of the kernel `tpu` come from its schedule and assume a full memory. No estimate
+The kernel `tpu` is estimated from its schedule, with a full memory. No estimate
 includes waiting for memory.
 """
 

@@ -22,8 +22,8 @@ from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.generate.sampler import EVERY, stream
 from txl_jax.model.config import ModelConfig
 
-PART = EVERY  # tokens of a repetition
-COLUMNS = 4096  # of the matrix
+PART = EVERY  # tokens in a repetition
+COLUMNS = 4096  # in the matrix
 
 
 def bytes_read(config: ModelConfig, params: Any) -> int:

@@ -23,7 +23,7 @@ def compare(
 ) -> dict[str, Any]:
     """Times each loss together with its gradient with respect to all arguments.
 
-    memory_ratio: the second loss's temporary memory over the first's.
+    memory_ratio: the second loss's temporary memory divided by the first's.
     """
     everything = tuple(range(len(arguments)))
     compiled = {

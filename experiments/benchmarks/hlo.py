@@ -19,7 +19,7 @@ class Op(NamedTuple):
     """One instruction."""
 
     kind: str
-    type: str  # of the result, such as f32[2,3]{1,0}
+    type: str  # the result's, such as f32[2,3]{1,0}
     text: str  # operands and attributes
     root: bool
 
@@ -55,9 +55,9 @@ class HloProgram:
     ) -> Iterator[tuple[Op, str, int]]:
         """Yields (instruction, its computation, how often it runs).
 
-        Of a conditional only the branch counts that `lax.cond` takes if its condition
-        holds, which is the usual case of every condition here. fusions: whether the
-        instructions inside of fusions are yielded as well.
+        In a conditional only the branch that `lax.cond` takes for a true condition
+        counts, the usual case here. fusions: whether to yield the instructions inside
+        fusions as well.
         """
         name = name or self.entry
         for op in self.computations[name].values():
@@ -87,7 +87,7 @@ class HloProgram:
 class Collective(NamedTuple):
     """An exchange of arrays between devices.
 
-    bytes: of the whole arrays: the results of a gather, the operands of a scatter.
+    bytes: size of the whole arrays: results of a gather, operands of a scatter.
     """
 
     kind: str

@@ -27,7 +27,7 @@ OPTIM = OptimConfig(schedule="constant")
 class Job:
     """A model, and the size of the segments that every update trains on.
 
-    segments: of an update; gradients cross `gradient_segments` of them.
+    segments: number in an update; gradients cross `gradient_segments` of them.
     """
 
     config: ModelConfig

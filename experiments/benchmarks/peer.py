@@ -25,7 +25,7 @@ import numpy as np
 
 from txl_jax.model.config import ModelConfig
 
-VERSION = "4.35.2"  # of transformers
+VERSION = "4.35.2"  # the release of transformers
 
 
 def describe() -> str:
@@ -81,7 +81,7 @@ class Model:
 
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a deprecation
+            warnings.simplefilter("ignore")  # a deprecation warning
             from transformers import TransfoXLConfig, TransfoXLLMHeadModel
 
             logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -33,7 +33,7 @@ TITLES = {
     "weak": "8,192 tokens per chip",
     "pieces": "Four segments of the text on four chips each",
 }
-# Slices by their number of chips: of v4 and v5p, and of v5e and v6e.
+# Slices by their number of chips, for v4 and v5p, and for v5e and v6e.
 CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
 CUBES |= {128: "4x4x8", 256: "4x8x8"}
 FLAT = {8: "2x4", 16: "4x4", 32: "4x8", 128: "8x16", 256: "16x16"}
@@ -165,34 +165,34 @@ INTRODUCTION = """\
 # The published models on TPU slices
 
 Nothing on this page was measured. libtpu compiled each training step for the slice on a
-machine without a TPU; memory and collectives are those of the compiled programs.
+machine without a TPU; memory and collectives are read from the compiled programs.
 `python -m experiments.benchmarks.pods` writes this page; the full results, with each
-command, are in `pods.jsonl`. Those of 23 November 2026 and before also have bounds on
-the time of a step, which revision 5e7cffb computed.
+command, are in `pods.jsonl`. Results up to 23 November 2026 also have bounds on the
+time of a step, which revision 5e7cffb computed.
 
-Columns: mesh is data x fsdp x model (x segments); streams are those of all chips; GiB
-are those of one device; FLOPs are those of matrix products that the mathematics needs,
-of one token and of a chip's share of an update; the bytes of collectives are those of
-whole arrays, and a collective-permute's those of each device; compiled is the time on
-two cores that also ran other work and, for some rows, were suspended for minutes.
+Columns: mesh is data x fsdp x model (x segments); streams counts all chips; GiB is the
+memory of one device; FLOPs are the matrix products that the mathematics needs, for one
+token and for a chip's share of an update; the bytes of collectives are the sizes of
+whole arrays, for collective-permute of each device's part; compiled is the time on two
+cores that also ran other work and, for some rows, were suspended for minutes.
 
 All rows were made with libtpu 0.0.42.*, which jax[tpu] 0.10.2 installs. Its memory
-figures exceed those of 0.0.51: for a small step, 125 instead of 74 MB of temporaries
-and a peak of 213 instead of 204 MB. Both versions reject a step that does not fit. So a
-step that 0.0.42 accepted while stating more memory than the chip has just fits, and the
+figures exceed 0.0.51's: for a small step, 125 instead of 74 MB of temporaries and a
+peak of 213 instead of 204 MB. Both versions reject a step that does not fit. So a step
+that 0.0.42 accepted while stating more memory than the chip has just fits, and the
 stated figure is too large.
 
-Rows marked † are of an earlier version of the step. Seven of them, `lm1b_large` without
-remat on 32 and 256 chips, except v5e:16x16, are older still: the last dimension of W_q,
-W_k, W_v and W_r was the head size instead of D. Marked rows of the second and third
-tables have no evaluation step in `pods.jsonl`: their commands had a flag, removed
-since, that left it out. Rows of v4 with `tpu` were made when that kernel still took
-a v4, for which `auto` now selects `xla` or `chunked`.
+Rows marked † are from an earlier version of the step. Seven of them, `lm1b_large`
+without remat on 32 and 256 chips, except v5e:16x16, are older still: the last dimension
+of W_q, W_k, W_v and W_r was the head size instead of D. Marked rows of the second and
+third tables have no evaluation step in `pods.jsonl`, because their commands left it
+out. Rows of v4 with `tpu` were made when that kernel still supported v4; `auto` now
+selects `xla` or `chunked` for it.
 
 In the last table, each layer passes the newest M states of a piece to the next chip: in
 the forward pass, back in the backward pass, and once more, as bfloat16, where the
-backward pass computes the layer's input again. The sums are those of the gradients and,
-once in an update, of the memory, which only the last piece's chip has.
+backward pass computes the layer's input again. The all-reduces sum the gradients and,
+once in an update, the memory, which only the last piece's chip has.
 """
 
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-MOST_LOAD = 1.0  # runnable processes, averaged over a minute
+MOST_LOAD = 1.0  # runnable processes, the average of a minute
 LEAST_RATE = 0.8  # relative to the best rate in this process
-MOST_TURNS = 4  # measured for each turn that counts
-SIZE = 1024  # of the matrices: 2 * SIZE^3 FLOPs, about 20 ms on two cores
+MOST_TURNS = 4  # turns measured for each turn that counts
+SIZE = 1024  # of a matrix's sides: 2 * SIZE^3 FLOPs take about 20 ms on two cores
 
 Rate = Callable[[], float]
 Look = dict[str, float]  # the rate of the fixed product by library, in GFLOP/s
@@ -146,7 +146,7 @@ class Timing(NamedTuple):
         return statistics.median(self.seconds)
 
     def describe(self, tokens: int) -> dict[str, Any]:
-        """Returns the timings for the report; tokens: of each call, 0 = none.
+        """Returns the timings for the report; tokens: number in each call, 0 = none.
 
         compile_seconds is the first call's time beyond the median: compilation and
         warm-up.

@@ -59,7 +59,7 @@ def case(
     """Returns the results of one case, for all of its sides.
 
     more: further results by side. With two sides, ratio is the second's median time
-    over the first's.
+    divided by the first's.
     """
     sides = {
         side: timing.describe(tokens) | more.get(side, {})
@@ -84,7 +84,7 @@ def versions() -> dict[str, str]:
 
 
 def read(path: Path) -> list[Row]:
-    """Returns the rows of a .jsonl file; none if it does not exist."""
+    """Returns the rows of a .jsonl file, which may be missing."""
     rows = []
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         try:

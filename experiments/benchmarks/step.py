@@ -8,9 +8,9 @@ layers of 256 and reads 8 streams of 128 bytes; `wikitext` is the paper's standa
 for WikiText-103 with its adaptive softmax over 267,735 words and reads 4 streams of
 150. Words follow Zipf's law, because the cost of an adaptive softmax depends on their
 distribution. `wikitext` needs about 8 GB. `bytes_above` is the memory beyond
-parameters, moments and one gradient: for ours as the compiler states it, for the peer
-from the peak of its process. With --gradient_segments, updates read equally many
-segments and are compared with each other, by how many segments their gradients cross.
+parameters, moments and one gradient, from the compiler for our side and from the peak
+of the process for the peer. With --gradient_segments, updates of equally many segments
+are compared by the number of segments that their gradients cross.
 """
 
 import argparse

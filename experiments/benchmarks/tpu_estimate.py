@@ -13,7 +13,7 @@ libtpu for one chip:
                     of it in VMEM, which is not counted
     largest         elements of the largest array in the compiled program
     xla_cycles      the sum of the compiler's `estimated_cycles`, which Pallas kernels
-                    do not have
+                    lack
     kernel_cycles   the kernels' static schedule: instruction bundles of the visited
                     tiles, one per cycle, without waits for memory and the overhead
                     of grid steps

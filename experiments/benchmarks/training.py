@@ -62,7 +62,7 @@ OPTIM = OptimConfig(lr=1e-3, warmup_steps=100)
 EVAL = EvalConfig(streams=8, tgt_len=64, mem_len=64)
 LINES, PAGE = (Path(__file__).parent / f"training.{end}" for end in ("jsonl", "md"))
 SIDES = {"float32": "float32", "bfloat16": "bfloat16", "peer": "Hugging Face's port"}
-POINTS = 10  # of a training curve
+POINTS = 10  # in a training curve
 
 
 class Trained(NamedTuple):
@@ -73,7 +73,7 @@ class Trained(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What both sides do: so many updates of a model on the tokens, from a seed."""
+    """Training for both sides: a model, its tokens, the number of updates, a seed."""
 
     config: ModelConfig
     tokens: Tokens
@@ -158,7 +158,7 @@ def train_peer(task: Task, model: Any) -> Trained:
 
 
 def compare_without_dropout(task: Task) -> dict[str, Any]:
-    """Returns the row of the training without dropout: how far the losses differ."""
+    """Returns the row of the training without dropout: the differences in loss."""
     task = task._replace(config=dataclasses.replace(task.config, dropout=0.0))
     model = make_peer(task)
     initial = read_peer(model)

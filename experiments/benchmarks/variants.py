@@ -38,10 +38,10 @@ class Text(NamedTuple):
 
     title: str
     recipe: str
-    wider: int  # d_inner with as many weights, in place of those of W_R
+    wider: int  # d_inner that makes up for the missing weights W_R
     lr: float
     fields: tuple[str, ...] = ()
-    tuned_on: int = 30_000  # tokens of the validation split
+    tuned_on: int = 30_000  # tokens in the validation split
 
     def changes(self, name: str) -> list[str]:
         """Returns the fields that a variant changes."""
@@ -83,7 +83,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "muon": ("optim.optimizer=muon",),
     "pre_lnorm": ("model.pre_lnorm=true",),
     "all": (*ROTARY, *MODERN, "optim.optimizer=muon"),
-    # Whether the learning rate of all rows favours one of them.
+    # Shows whether the common learning rate favours a row.
     "half_lr": ("optim.lr={half}",),
     "twice_lr": ("optim.lr={twice}",),
     "muon_twice_lr": ("optim.optimizer=muon", "optim.lr={twice}"),
@@ -137,7 +137,7 @@ Done = tuple[list[str], float | None, dict[str, Any]]
 
 
 def train(workdir: Path, name: str, seed: int, args: argparse.Namespace) -> Done:
-    """Returns what a variant changes, its nats on valid, and its result on test."""
+    """Returns a variant's changes, its nats on valid, and its result on test."""
     text = TEXTS[args.text]
     changed = text.changes(name)
     fields = [*text.fields, *changed, f"train.seed={seed}"]
@@ -152,7 +152,7 @@ def train(workdir: Path, name: str, seed: int, args: argparse.Namespace) -> Done
 
 
 def tune(workdir: Path, name: str, seed: int, args: argparse.Namespace) -> Done:
-    """Returns the options that are best on valid, and what train() returns."""
+    """Returns the options that are best on valid, and the results of train()."""
     if not workdir.exists():
         sys.exit(f"{name} evaluates the model of {workdir}: train paper, seed {seed}")
     options, sweep, values = TUNED[name]
@@ -223,7 +223,7 @@ def main() -> None:
     parser.add_argument("--text", choices=TEXTS, default="shakespeare", help="its text")
     parser.add_argument("--field", action="append", default=[], help="of all configs")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each variant")
-    parser.add_argument("--first_seed", type=int, default=1, help="that of the first")
+    parser.add_argument("--first_seed", type=int, default=1, help="first seed")
     parser.add_argument("--only", default="", help="names with commas between them")
     parser.add_argument("--workdir", default="runs/variants", help="folder of the runs")
     parser.add_argument("--data_dir", default="data", help="folder of prepared text")
@@ -232,7 +232,7 @@ def main() -> None:
     known = *VARIANTS, *TUNED
     names = args.only.split(",") if args.only else list(known)
     if unknown := set(names) - set(known):
-        parser.error(f"{', '.join(unknown)}: it knows {', '.join(known)}")
+        parser.error(f"{', '.join(unknown)} is unknown; known: {', '.join(known)}")
     folder = Path(args.workdir)
     folder.mkdir(parents=True, exist_ok=True)
     target, table = LINES, PAGE

@@ -51,7 +51,7 @@ BARS: dict[str, dict[str, Any]] = {
     "reach_tokens": {"linewidth": 2, "linestyle": ":"},
 }
 LENGTH, SYMBOLS = 8, 8  # letters of a pattern, and letters to choose from
-STREAMS = 8  # of the test; each starts cold
+STREAMS = 8  # in the test; each starts cold
 
 
 def read_flags() -> argparse.Namespace:
@@ -67,7 +67,7 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--n_layer", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--updates", type=program.count, default=400)
-    text = "streams of an update, divided among the segments that a gradient crosses"
+    text = "streams in an update, times the segments that a gradient crosses"
     parser.add_argument("--batch_size", type=int, default=32, help=text)
     parser.add_argument("--workdir", type=Path, default=Path("runs/figures/copying"))
     parser.add_argument("--data_dir", default="", help="as data.data_dir")
@@ -142,7 +142,7 @@ def describe(config: Config, task: Copying) -> dict[str, int]:
 def count_segment(
     model: TransformerXL, hidden_BLD: Array, segment: OneSegment
 ) -> Array:
-    """Returns [answers, right ones, their nll in nats] of one segment."""
+    """Returns [answers, correct answers, their nll in nats] of one segment."""
     log_probs_BLV = model.embedding.log_probs(hidden_BLD)
     targets_BL, weights_BL = segment.targets_BL, segment.weights_BL
     nll_BL = -jnp.take_along_axis(log_probs_BLV, targets_BL[..., None], -1)[..., 0]
@@ -152,9 +152,9 @@ def count_segment(
 
 
 def count(loaded: load.Loaded, tokens: Tokens) -> dict[str, float]:
-    """Returns the share of answers in the test that are the likeliest, and their nll.
+    """Returns the share of answers that the model finds likeliest, and their nll.
 
-    A letter is an answer: the model sees the letters before it.
+    Each letter is an answer: the model sees the letters before it.
     """
     tgt_len = loaded.config.eval.tgt_len
     score_from = loaded.config.train.score_from
@@ -235,7 +235,7 @@ def describe_gradient(G: int) -> str:
 def mark_reach(axes: Axes, cell: dict[str, Any], farthest_answer: int) -> None:
     """Marks the oldest token that a query sees, and the formula's bounds."""
     end = cell["reach_tokens"]
-    first = end - (cell["tgt_len"] - 1)  # of a segment's first token
+    first = end - (cell["tgt_len"] - 1)  # for a segment's first token
     axes.axvspan(first, end, color="gray", alpha=0.2, linewidth=0)
     axes.axvline(cell["seen_by_last_tokens"], color="gray", linewidth=1)
     reach = "the formula's reach, from a segment's\nfirst token to its last"

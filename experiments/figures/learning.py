@@ -5,9 +5,9 @@
 
 The log's first line describes the run: its config, git revision, libraries, device and
 seed. Every further line is a validation: updates, tokens read, seconds of training with
-compilation and without validation, and losses in nats per token: of training, with
-dropout, the mean of the updates in metrics.jsonl since the line before, and of
-validation. A level is a published result, drawn as a line. Prints the best validation.
+compilation and without validation, the training loss (with dropout, the mean over the
+updates in metrics.jsonl since the previous line) and the validation loss, both in nats
+per token. A level is a published result, drawn as a line. Prints the best validation.
 """
 
 import argparse
@@ -29,9 +29,9 @@ PROVENANCE = (
     *("parameters", "git_revision", "versions", "device_kind", "device_count"),
     "config",
 )
-# Sections that training depends on; the others may have folders of the machine.
+# Sections that training depends on; others may name folders of the machine.
 SECTIONS = ("model", "data", "train", "optim", "eval", "mesh")
-TRAINING = "compile", "update", "input"  # what the seconds are spent on
+TRAINING = "compile", "update", "input"  # purposes whose seconds are added up
 
 
 def parse_level(text: str) -> tuple[str, float]:

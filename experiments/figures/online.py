@@ -75,7 +75,7 @@ def learn(
 
 
 def save(file: Path, saved: tuple[State, np.ndarray, float]) -> None:
-    """Writes what a later start continues from."""
+    """Writes the state from which a later start continues."""
     content = flax.serialization.to_bytes(jax.device_get(saved))
     write_atomically(file, lambda fresh: fresh.write_bytes(content))
 
@@ -88,7 +88,7 @@ def to_bits(nll: np.ndarray) -> float:
 def main() -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("--path", type=Path, required=True)
-    parser.add_argument("--bytes", type=int, default=0, help="the first; 0 = all")
+    parser.add_argument("--bytes", type=int, default=0, help="how many; 0 = all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workdir", type=Path, default=Path("runs/figures/online"))
     args = parser.parse_args()

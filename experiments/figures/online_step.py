@@ -2,12 +2,12 @@
 
 A text is read once, as one stream. Each segment is scored first, and then makes an
 update together with segments that other streams read again, from random places of the
-text scored so far. The probability of a byte is a mixture of predictions: of the newest
-parameters, of their moving average, and of continuous caches. The weights of the
+text scored so far. The probability of a byte is a mixture of the predictions of the
+newest parameters, of their moving average, and of continuous caches. The weights of the
 mixture follow from the bytes before (fixed share, Herbster and Warmuth 1998).
 
-Dims: T bytes of the text, S segments of a call, L segment, B streams (one that is
-scored, R = B - 1 that read again), X predictions that are mixed, C entries of a cache.
+Dims: T bytes of the text, S segments of a call, L segment, B streams (one is scored,
+R = B - 1 read again), X mixed predictions, C entries of a cache.
 """
 
 import functools
@@ -44,11 +44,11 @@ class Options(NamedTuple):
     )
     tgt_len: int = 32
     streams: int = 8
-    average_decay: float = 0.98  # of the moving average of the parameters
+    average_decay: float = 0.98  # for the moving average of the parameters
     jump: float = 0.05  # the probability that a stream reads again from another place
     cache_len: int = 2000
     cache_thetas: tuple[float, ...] = (0.15, 0.3, 0.6)
-    share: float = 0.05  # of the weights, returned to the prior after each byte
+    share: float = 0.05  # of the weights that returns to the prior after each byte
     segments_per_call: int = 50
 
 
@@ -58,9 +58,9 @@ class State(NamedTuple):
     params: Params
     average: Params
     opt_state: Any
-    memory: MemoryLike  # of B streams
-    average_memory: MemoryLike  # of the scored stream, read with the average
-    start_R: Array  # int32, where the streams that read again have their segments
+    memory: MemoryLike  # B streams
+    average_memory: MemoryLike  # the scored stream, read with the average
+    start_R: Array  # int32, where the segments begin that are read again
     cache: Cache
     log_weight_X: Array
 
@@ -87,7 +87,7 @@ def start(options: Options, seed: int) -> State:
 
 
 def log_prior(options: Options) -> Array:
-    """Returns the initial weights: two of the model, and one for each cache."""
+    """Returns the initial weights: two for the model, and one for each cache."""
     caches = len(options.cache_thetas)
     return jnp.log(jnp.array([0.4, 0.4] + [0.2 / caches] * caches))
 

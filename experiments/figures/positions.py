@@ -1,12 +1,11 @@
-"""What relative positions tell apart: distances, and the order of the memory.
+"""Similarity of distances, and sensitivity to the order of the memory.
 
     python -m experiments.figures.positions [--d_model=512] [--workdir=runs/quickstart]
 
 Draws the cosine of the encodings of two distances against their difference, and prints
 it at a few differences in one JSON line. With a workdir, the line also has the temporal
-confusion of section 3.3: how far its model's predictions change when two segments in
-the memory change places, and how far the same weights with positions counted in each
-segment.
+confusion of section 3.3: how much the model's predictions change when two segments in
+the memory change places, and how much with positions counted within each segment.
 
 Dims: B streams, L segment, M memory, N layers, D model, R distances, V vocabulary.
 """
@@ -52,13 +51,13 @@ def order_confusion(config: ModelConfig, params: Any, tokens_B3L: np.ndarray) ->
 
     Reads two segments, then a third twice: with the memory as it is, and with the two
     segments in the memory exchanged. The mean absolute difference of the third's
-    log-probabilities is 0, but for rounding, where positions are those of a token in
-    its own segment: a sum over keys has no order. config.mem_len is not used.
+    log-probabilities is 0, but for rounding, if positions count within each token's
+    own segment: a sum over keys has no order. config.mem_len is not used.
     """
     B, width = tokens_B3L.shape
     L = width // 3
     model, variables = TransformerXL(config), {"params": params}
-    # A model of absolute positions is refused a mem_len, and yet reads any memory.
+    # A config with absolute positions may not set mem_len, but can read any memory.
     empty = Memory.empty(config, B, mem_len=2 * L)
 
     def read(tokens_BL: Array, memory: Memory) -> tuple[Array, Memory]:

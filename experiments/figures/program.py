@@ -1,4 +1,4 @@
-"""Runs a program of this folder, or of the recipes, with the errors of the package."""
+"""Runs a figure or a recipe with the error handling of the package."""
 
 import argparse
 import contextlib
@@ -24,7 +24,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def count(text: str) -> int:
-    """Parses a flag that is a whole number from 1 on."""
+    """Parses a flag that is a positive integer."""
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
     return number
@@ -40,8 +40,8 @@ def picture(text: str) -> Path:
 def run(measure: Callable[[], dict[str, Any]]) -> int:
     """Prints the result as one line of JSON, and returns the exit status.
 
-    Whatever libraries print goes to stderr. User errors, interruptions, values that are
-    not finite, and files that cannot be used, are one line there.
+    Output of libraries goes to stderr. User errors, interruptions, values that are not
+    finite and unusable files are reported there, in one line.
     """
     logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
     try:

@@ -35,7 +35,7 @@ from txl_jax.update.state import abstract_params
 
 
 def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> float:
-    """Returns how many tokens before a segment its first prediction can depend on.
+    """Returns the number of tokens before a segment that reach its first prediction.
 
     n_layer: the number of layers to count, 0 = all. This is the paper's O(N x L),
     exactly N x M if M is a multiple of L. The oldest of M remembered tokens was read in
@@ -61,9 +61,9 @@ def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> fl
 
 
 def farthest(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> int:
-    """Returns the longest distance at which the last token of a segment depends on one.
+    """Returns the longest distance on which the last token of a segment depends.
 
-    n_layer: after so many layers, 0 = all.
+    n_layer: number of layers, 0 = all.
     """
     context = int(effective_context(config, tgt_len, n_layer))
     # With same_length every token of a segment reaches equally far back.
@@ -75,8 +75,8 @@ def measure_changes(
 ) -> np.ndarray:
     """Returns how much each layer's last output changes, [N, T], by distance.
 
-    Column d is for another token at distance d. 0 means that not one bit changed: each
-    text is read separately, by the same instructions. T is a multiple of tgt_len.
+    Column d has the effect of another token at distance d; 0 means that no bit changed.
+    Each text is read separately, by the same instructions. T is a multiple of tgt_len.
     """
     model = TransformerXL(config)
 

@@ -33,11 +33,11 @@ MODULES = (
     *("_pydecimal", "argparse", "ast", "datetime", "inspect"),
     *("subprocess", "tarfile", "threading", "turtle", "typing"),
 )
-PASSAGES = 50  # of each module, if it is so long
-TESTED = 5  # one in so many, the last ones
+PASSAGES = 50  # from each module, if it is long enough
+TESTED = 5  # one passage in five is for the test: the last ones of a module
 SEGMENT = 64  # tokens, at most the length of the memory
-AT_ONCE = 50  # passages that are read side by side
-UPDATES, RATE, PENALTY = 500, 1e-2, 3e-3  # of the regression
+AT_ONCE = 50  # passages read side by side
+UPDATES, RATE, PENALTY = 500, 1e-2, 3e-3  # for the regression
 
 
 def read_passages(vocab: Vocab, length: int) -> tuple[np.ndarray, ...]:
@@ -61,7 +61,7 @@ def read_passages(vocab: Vocab, length: int) -> tuple[np.ndarray, ...]:
 
 
 def describe(loaded: txl_jax.Loaded, tokens_PT: np.ndarray) -> np.ndarray:
-    """Returns features_PX; the newest states in the memory are a segment's."""
+    """Returns features_PX from the newest states in the memory after each segment."""
 
     @jax.jit
     def read(params: dict, tokens_BL: Array, memory: txl_jax.Memory) -> tuple:
@@ -85,7 +85,7 @@ def describe(loaded: txl_jax.Loaded, tokens_PT: np.ndarray) -> np.ndarray:
 
 
 def accuracy(features_PX: np.ndarray, class_P: np.ndarray, test_P: np.ndarray) -> float:
-    """Returns the share of test passages that a softmax regression classifies right."""
+    """Returns the share of test passages that a softmax regression gets right."""
     train_PX = features_PX[~test_P]
     scaled_PX = (features_PX - train_PX.mean(axis=0)) / (train_PX.std(axis=0) + 1e-6)
     optimizer = optax.adam(RATE)
@@ -109,7 +109,7 @@ def accuracy(features_PX: np.ndarray, class_P: np.ndarray, test_P: np.ndarray) -
 
 
 def check_model(loaded: txl_jax.Loaded, length: int) -> None:
-    """Raises UserError for a model without the paper's memory, or other lengths."""
+    """Raises UserError for another kind of memory or an unsuitable length."""
     model, kind = loaded.config.model, loaded.vocab.kind
     if length < SEGMENT or length % SEGMENT:
         raise UserError(f"--length={length} must be a positive multiple of {SEGMENT}")

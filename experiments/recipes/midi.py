@@ -41,7 +41,7 @@ def decode(numbers: np.ndarray, path: str) -> None:
 
 def convert(source: Path, target: Path) -> dict[str, str]:
     """Converts a file in either direction; raises UserError for another file."""
-    source.open("rb").close()  # errors of the path are not the format's
+    source.open("rb").close()  # a wrong path is not an error of the format
     try:
         if source.suffix == ".npy":
             decode(np.load(source), str(target))

@@ -5,8 +5,8 @@
 
 The series solves the Mackey-Glass equation with a delay of 17, a standard example of
 chaos: x'(t) = 0.2 x(t - 17) / (1 + x(t - 17)^10) - 0.1 x(t). It is quantised to LEVELS
-numbers. `write` makes series.npy, for training, and context.txt, the prompt, which lies
-behind it; `draw` compares continuations of that prompt with the series itself.
+numbers. `write` makes series.npy, for training, and context.txt, the prompt, which
+follows it; `draw` compares continuations of that prompt with the series itself.
 docs/tutorial/sequences.md has the commands between the two.
 """
 
@@ -20,9 +20,9 @@ import numpy as np
 from experiments.figures import program
 from txl_jax.errors import UserError
 
-LEVELS, LOW, HIGH = 128, 0.2, 1.4  # numbers, and the values of the first and the last
+LEVELS, LOW, HIGH = 128, 0.2, 1.4  # how many numbers; values of the first and the last
 TRAINED, CONTEXT, AHEAD = 40_000, 256, 240
-DELAY, FINE = 17, 10  # fine steps of the integration in a step of the series
+DELAY, FINE = 17, 10  # a step of the series is ten steps of the integration
 
 
 def solve(steps: int) -> np.ndarray:

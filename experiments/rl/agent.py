@@ -1,7 +1,7 @@
 """Actor and critic on a memory: a Transformer-XL, or a GRU of as many parameters.
 
 A window of steps is read in two ways, with the same results: step by step while the
-agent acts, and in long pieces, of which gradients are computed.
+agent acts, and in long pieces for gradients.
 
 Dims: B streams, T steps of a window, L steps of a call, X numbers observed, D features,
 A actions.

@@ -1,6 +1,6 @@
 """Environments in which the right action depends on an earlier observation.
 
-Their functions are pure and of one episode; `jax.vmap` maps them over streams.
+Their functions are pure and handle one episode; `jax.vmap` maps them over streams.
 
 Dims: X numbers observed.
 """
@@ -17,9 +17,9 @@ BUMP = -0.1  # the reward of an action that a wall blocks in `t_maze`
 
 
 class Environment(NamedTuple):
-    """Functions of one episode, and the sizes of observations and actions.
+    """Functions for one episode, and the sizes of observations and actions.
 
-    begin: key -> (state, seen_X), of a new episode.
+    begin: key -> (state, seen_X), starts an episode.
     step: (key, state, action) -> (state, seen_X, reward, over).
     """
 
@@ -74,9 +74,9 @@ class Chain(NamedTuple):
 def memory_chain(length: int) -> Environment:
     """Returns bsuite's memory chain with one bit (Osband et al. 2020).
 
-    The observation is the share of the time that is left, which of the bits is asked
-    for (the only one, number 0) and the bit, 1 or -1 at first and 0 later. Of `length`
-    actions the last one earns 1 if it names the bit, otherwise -1.
+    The observation is the share of the time that is left, the number of the bit to name
+    (always 0), and the bit, 1 or -1 at first and 0 later. The last of `length` actions
+    earns 1 if it names the bit, otherwise -1.
     """
 
     def observe(chain: Chain) -> Array:

@@ -14,8 +14,8 @@ from .environments import Environment
 def adapt(name: str) -> Environment:
     """Returns gymnax's environment of that name, with its default parameters.
 
-    The end of an episode and its time limit count alike. Raises UserError if gymnax is
-    missing, has no such environment, or it does not take a few numbered actions.
+    A time limit ends an episode like any other end. Raises UserError if gymnax is
+    missing, has no such environment, or the environment has no discrete actions.
     """
     try:
         import gymnax

@@ -26,9 +26,9 @@ from .options import Options
 
 
 class Streams(NamedTuple):
-    """What each stream keeps between two steps."""
+    """The state of each stream between two steps."""
 
-    memory: Any  # of the agent
+    memory: Any  # the agent's
     env: Any  # the environment's state
     seen_BX: Array
     first_B: Array  # an episode starts
@@ -41,15 +41,15 @@ class Window(NamedTuple):
     seen_BTX: Array
     first_BT: Array
     action_BT: Array
-    logp_BT: Array  # of the action
+    logp_BT: Array  # the action's log-probability
     value_BT: Array  # the expected return
     reward_BT: Array
     over_BT: Array  # the episode ends with the step
-    return_BT: Array  # of the episode until now
+    return_BT: Array  # the episode's rewards so far
 
 
 class Batch(NamedTuple):
-    """What the loss reads: windows, and the memories before them."""
+    """Inputs of the loss: windows, and the memories before them."""
 
     memory: Any
     window: Window

@@ -5,7 +5,7 @@
 Trains every agent of AGENTS, at equal parameters and steps, for each length and seed.
 Every cell has its own workdir and result, so the same command resumes after a kill.
 Prints one JSON line and writes mazes.json and mazes.png; with --finished, it trains
-nothing and leaves out the cells that have no result yet.
+nothing and omits the cells that have no result yet.
 """
 
 import argparse

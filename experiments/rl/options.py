@@ -40,9 +40,9 @@ class Options:
     lr: float = field(1e-3, positive, help="Learning rate.")
     discount: float = field(0.99, fraction, help="Of later rewards.")
     trace_decay: float = field(0.95, fraction, help="Lambda of the advantages.")
-    clip: float = field(0.2, positive, help="Of the probability ratio.")
-    entropy: float = field(0.01, help="Weight of the entropy's bonus.")
-    seed: int = field(1, help="Of parameters, environments and actions.")
+    clip: float = field(0.2, positive, help="Largest change of the probability ratio.")
+    entropy: float = field(0.01, help="Weight of the entropy bonus.")
+    seed: int = field(1, help="Seed of parameters, environments and actions.")
     solved: float = field(0.9, help="The return from which the task counts as solved.")
     save_every: int = field(50, at_least(1), help="Updates between checkpoints.")
 

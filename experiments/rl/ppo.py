@@ -45,7 +45,7 @@ from .options import Options
 OPTIONS = "options.json"  # the flags of a run, in its workdir
 # Flags that a resumed run may change.
 MAY_CHANGE = ("updates", "save_every", "solved")
-SMOOTHED = 10  # updates whose episodes give the return that is reported
+SMOOTHED = 10  # updates over whose episodes the reported return is averaged
 
 
 def make_environment(options: Options) -> Environment:
@@ -181,7 +181,7 @@ def summarize(options: Options, workdir: Path) -> Json:
 
 
 def read_flags() -> tuple[Options, Path]:
-    """Returns the flags: a field of Options each, and the workdir."""
+    """Returns the flags as Options, and the workdir."""
     parser = argparse.ArgumentParser(
         usage=argparse.SUPPRESS,  # an error is one line
         description=__doc__.splitlines()[0],

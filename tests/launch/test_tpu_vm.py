@@ -214,7 +214,7 @@ def test_after_an_interruption_the_same_command_follows_the_training(
     assert "the same command follows it again" in stderr
     result = train(cloud)
     assert result.returncode == 0, result.stderr
-    assert "trains already" in result.stderr
+    assert "is already training" in result.stderr
     assert trained(tmp_path) == 2
     assert len(world.calls(tmp_path, "create")) == 1
 

@@ -50,16 +50,16 @@ HAVE_DROPATT = ("ptb",)
 ON_CPU = ("ptb",)  # an update of the others takes minutes
 EVALUATION: Part = {"experiment": "enwik8", "B": 10, "M": 2100}
 GENERATION: Part = {"experiment": "enwik8", "B": 1, "M": 2100}
-COMPILING = 0.7  # of the minutes, after which parts that have not compiled are ended
-MOST_SECONDS = 120  # that one part is timed
-# A part that waits for its turn keeps about 2 GiB of a GPU's memory. The others share
-# what JAX may use of it, three quarters, without 8 GiB for the part that is timed.
+COMPILING = 0.7  # share of the minutes for compiling; what has not compiled is ended
+MOST_SECONDS = 120  # for timing one part
+# A part that waits for its turn keeps about 2 GiB of a GPU's memory. JAX may use three
+# quarters of the memory, of which 8 GiB are for the part that is timed.
 WAITING, TIMED = 2 << 30, 8 << 30
-LONGEST = 200  # characters of an error
+LONGEST = 200  # characters in an error
 
 
 def kernels(machine: Row, dropatt: bool = False) -> list[str]:
-    """Returns the kernels for a machine's device, the most special one first."""
+    """Returns the kernels for a machine's device, the most specialized first."""
     kind, special = machine["device_kind"], []
     if machine["platform"] == "tpu":
         special = ["tpu"]
@@ -109,7 +109,7 @@ def title(part: Part) -> str:
 
 
 class Child:
-    """A part in its process, which compiles, says so, and waits for its turn."""
+    """A part in its own process, which compiles, reports it, and waits for its turn."""
 
     def __init__(self, part: Part, folder: Path, environment: dict[str, str]):
         self.part, self.error = part, ""

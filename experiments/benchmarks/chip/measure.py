@@ -41,18 +41,18 @@ from txl_jax.update.step import make_program
 from txl_jax.workdir.fit import find_vocab
 
 Measure = Callable[[], Row]
-SECONDS, REPEATS = 0.8, 3  # a repetition takes at least so long
-PRINTED = 25  # kernels of a profile
-# Shapes B, H, L, M, A and R of the checks: training, and evaluation with clamped
-# distances, both of `enwik8`, and sizes all of which `cudnn` pads.
+SECONDS, REPEATS = 0.8, 3  # the shortest repetition, and the number of repetitions
+PRINTED = 25  # kernels in a profile
+# Shapes B, H, L, M, A and R for the checks: training and evaluation of `enwik8`, the
+# latter with clamped distances, and a shape that `cudnn` pads in every dimension.
 SHAPES = (
     *((2, 8, 512, 512, 64, 1024), (2, 8, 80, 2100, 64, 821)),
     (2, 4, 77, 114, 41, 191),
 )
 TINY_SHAPES = ((2, 2, 6, 4, 8, 10), (2, 2, 6, 8, 8, 5))
-# The largest error of an array by its largest element, with the products of float32
-# exact, then as the device computes them. Distances are clamped only in evaluation, so
-# their gradients, sums over all farther keys, are not checked in lower precision.
+# The largest error of an array relative to its largest element: in float32 with exact
+# products, in float32 as the device computes it, and in bfloat16. Distances are clamped
+# only in evaluation, so their gradients are not checked in lower precision.
 TOLERANCES = {"float32": 1e-4, "default": 2e-2, "bfloat16": 3e-2}
 
 
@@ -99,7 +99,7 @@ def read(part: Row) -> Config:
 
 
 def seconds_of(call: Callable[[], Any]) -> tuple[float, list[float]]:
-    """Returns the median seconds of a call, and each repetition's by the median's.
+    """Returns the median seconds of a call, and each repetition relative to it.
 
     The calls of a repetition follow each other without waiting.
     """
@@ -119,7 +119,7 @@ def seconds_of(call: Callable[[], Any]) -> tuple[float, list[float]]:
 
 
 def use(rate: float, flops: float) -> Row:
-    """Returns the use of one device in a task of so many tokens and FLOPs a second."""
+    """Returns one device's throughput, FLOP/s and utilization."""
     stats = jax.local_devices()[0].memory_stats() or {}
     row = {"tokens_per_second": rate, "flops": flops, "mfu": flops / peak()}
     return row | {"peak_bytes": stats.get("peak_bytes_in_use", 0)}
@@ -152,8 +152,8 @@ def profile(part: Row, call: Callable[[], Any], updates: int = 1) -> Row:
 def events(data: Any) -> Iterator[tuple[str, float]]:
     """Yields the name and the nanoseconds of each kernel on the device.
 
-    A GPU has a line for each stream, a TPU one of operations. On a CPU, whose threads
-    also wait, events count that are operations of a program, without their inner ones.
+    A GPU has a line for each stream, a TPU has one line of operations. On a CPU, whose
+    threads also wait, only the outermost operations of a program count.
     """
     for plane in data.planes:
         device = plane.name.startswith("/device:")
@@ -232,7 +232,7 @@ def train(part: Row) -> Measure:
 
 
 def time_training(part: Row, config: Config, mesh: Any, init: Any, step: Any) -> Row:
-    """Returns the seconds of an update, and what follows from them."""
+    """Returns the seconds of an update, and the rates that follow from them."""
     train = config.train
     updates = train.updates_of_call(config.checkpoint.every_steps)
     S = updates * train.segments_per_update
@@ -277,7 +277,7 @@ def evaluate(part: Row) -> Measure:
     read_segments(4)
 
     def measure() -> Row:
-        # As many segments as take the time of a measurement, several in each call.
+        # Enough segments to fill the time of a measurement, several in each call.
         once = read_segments(64)["seconds"] / 64
         count = max(64, round(REPEATS * SECONDS / once))
         done = read_segments(count)

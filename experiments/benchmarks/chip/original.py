@@ -16,7 +16,7 @@ from experiments.benchmarks.chip.measure import REPEATS, SECONDS, read
 from experiments.benchmarks.record import Row
 from txl_jax.evaluate.options import evaluation_model
 
-WARM = 6  # calls; torch.compile compiles for an empty, a growing and a full memory
+WARM = 6  # calls: torch.compile compiles for an empty, a growing and a full memory
 
 
 def load(folder: str) -> Any:
