@@ -14,20 +14,19 @@ from txl_jax.runtime import distributed, programs
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
-# Of tracing, a tenth of the time is the collector's, and some is finding lines of code.
+# A tenth of the tracing time is garbage collection; finding lines of code takes more.
 jax.config.update("jax_traceback_in_locations_limit", 0)
 gc.freeze()
 gc.set_threshold(100_000, 50, 50)
-# Programs of tests are small, so most of their time is the compiler's: half of it is
-# spent on generating fast code and on dividing it among threads. Newer releases of jax
-# lack one of the flags.
+# Programs of tests are small, so most of their time is compilation, half of it for fast
+# code and for dividing it among threads. Newer releases of jax lack one of the flags.
 QUICK_FLAGS = ""
 if jax.__version_info__ < (0, 11):
     QUICK_FLAGS += " --xla_cpu_parallel_codegen_split_count=1"
     QUICK_FLAGS += " --xla_cpu_use_fusion_emitters=false"
 GIVEN_FLAGS = os.environ.get("XLA_FLAGS", "").removesuffix(QUICK_FLAGS)
 os.environ["XLA_FLAGS"] = GIVEN_FLAGS + QUICK_FLAGS  # read once, by the first program
-# A slow machine prints no more lines than a fast one.
+# A slow machine must not print more lines than a fast one.
 log.QUIET_SECONDS = 3600.0
 
 QUICK = "jax_disable_most_optimizations"
@@ -68,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_orbax() -> None:
-    """Mutes what orbax leaves behind after a failure, as programs do."""
+    """Mutes orbax's messages about earlier failures, as programs do."""
     from txl_jax.checkpoint import save_restore
 
     save_restore.prepare_orbax()
@@ -81,13 +80,13 @@ FIRST = ("tests/faults/", "tests/promises/test_resume", "tests/promises/test_two
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests of what surrounds the package; orders all tests."""
+    """Marks tests of files outside the package; orders all tests."""
     for item in items:
         if item.nodeid.startswith(PROJECT) and "long" not in item.keywords:
             item.add_marker("project")
     items.sort(
         key=lambda item: (
-            "exact_bits" not in item.keywords,  # so that a worker changes once
+            "exact_bits" not in item.keywords,  # a worker changes its flags once
             not item.nodeid.startswith(FIRST),
         )
     )
@@ -103,7 +102,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if jax.config.values[QUICK] != quick:
         os.environ["XLA_FLAGS"] = (
             GIVEN_FLAGS + QUICK_FLAGS * quick
-        )  # of other processes
+        )  # for other processes
         configure_jax(QUICK, quick)
         jax.clear_caches()  # jit's own caches are not keyed by this field
     if not quick:
@@ -111,7 +110,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Prints the files that take long."""
+    """Prints the slow files."""
     seconds: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:

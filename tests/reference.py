@@ -6,7 +6,7 @@ their own distance: there is no relative shift, no mask array and no padded memo
 A token that may not be seen is never visited.
 
 Everything is float64 and deterministic (no dropout). A stream is a batch row; streams
-never meet, so all of the mathematics below is written for one of them.
+never interact, so all of the mathematics below is written for one stream.
 
 Dims: B streams, L tokens of the segment, M tokens that a stream remembers (ragged: from
 0 up to mem_len), K = M + L keys, D d_model, H heads, A size of a head, F d_inner, V
@@ -35,7 +35,7 @@ _float64 = partial(np.asarray, dtype=np.float64)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the parameters do not say of a model, under the names of its config."""
+    """The settings that a model's parameters do not show, named as in its config."""
 
     mem_len: int
     clamp_len: int = 0
@@ -50,9 +50,9 @@ class Settings:
 
     @property
     def reach(self) -> int:
-        """How many keys a query sees at most, its own included; 0 = no bound.
+        """The largest number of keys that a query sees, its own included; 0 = no bound.
 
-        same_length is mem_len of them in the PyTorch and Hugging Face code, and one
+        same_length means mem_len keys in the PyTorch and Hugging Face code, and one
         more in TensorFlow's and NVIDIA's (same_length_self).
         """
         return self.mem_len + self.same_length_self if self.same_length else 0
@@ -64,9 +64,9 @@ def empty(n_layer: int, batch: int, d_model: int) -> Memory:
 
 
 def zeros(n_layer: int, batch: int, d_model: int, mem_len: int) -> Memory:
-    """Returns a memory of mem_len zeros, which are seen as any token is.
+    """Returns a memory of mem_len zeros, which are visible like any token.
 
-    So the TensorFlow and Hugging Face code begin: contents score 0, positions count.
+    The TensorFlow and Hugging Face code start so: contents score 0, positions count.
     """
     return [
         [np.zeros((mem_len, d_model)) for _ in range(n_layer)] for _ in range(batch)
@@ -96,7 +96,7 @@ def forward(
 ) -> tuple[Array, Memory]:
     """Reads one segment: returns the last layer's output and the next memory.
 
-    `fields` are those of `Settings`. `first_BL` marks tokens that start a document,
+    `fields` are `Settings`' fields. `first_BL` marks tokens that start a document,
     `length_B` counts the real tokens. Padding is never read: its rows of the output are
     zeros. The given memory, of at most mem_len tokens, is left as it was.
     """
@@ -120,8 +120,8 @@ def logits(
 ) -> tuple[Array, Memory]:
     """Returns log-probabilities [B, L, V] and the next memory; see `forward`.
 
-    Tied, the softmax has the embedding's tables, without their factor sqrt(D), and its
-    own bias. Rows of padding hold the log-probabilities of a zero hidden state.
+    A tied softmax has the embedding's tables, without their factor sqrt(D), and its own
+    bias. Rows of padding hold the log-probabilities of a zero hidden state.
     """
     hidden_BLD, memory = forward(params, tokens_BL, memory, **settings)
     embedding = _map(_float64, params["embedding"])
@@ -170,7 +170,9 @@ def read(
     kept = document[max(0, len(document) - settings.mem_len) :]
     next_layers = []
     for n, h_MD in enumerate(layers):
-        if settings.position == "learned":  # Al-Rfou et al.: a place adds to each layer
+        if (
+            settings.position == "learned"
+        ):  # Al-Rfou et al.: each layer adds its positions
             h_LD = h_LD + [params["layers"]["places"][n, i] for i in range(len(h_LD))]
         context_KD = np.concatenate([h_MD, h_LD])
         h_LD = block(params, n, context_KD, visible_L, settings)
@@ -194,10 +196,10 @@ def embeddings(params: Params, tokens_L: Array, settings: Settings) -> Array:
 
 
 def visible_keys(query: int, document_K: list[int], reach: int) -> list[int]:
-    """Returns the keys that a query, which is itself named by its key, may see.
+    """Returns the keys that a query may see; the query is given by its own key.
 
-    They are of its document and not in its future. `reach` > 0 (same_length) is how
-    many at most: distances 0 to reach - 1.
+    They are in its document and not in its future. `reach` > 0 (same_length) is their
+    largest number: distances 0 to reach - 1.
     """
     return [
         key
@@ -233,7 +235,7 @@ def block(
 
 
 def layer_bias(bias: Array | None, n: int, shape_HA: tuple[int, int]) -> Array:
-    """Returns layer n's u or w: its own (untied), one for all, or zeros without any."""
+    """Returns layer n's u or w: its own (untied), the shared one, or zeros."""
     if bias is None:
         return np.zeros(shape_HA)
     return bias if bias.ndim == 2 else bias[n]
@@ -247,7 +249,7 @@ def attend(
     context_KD: Array,
     visible_L: list[list[int]],
 ) -> Array:
-    """Returns what the last L rows of the context read from it, before the residual."""
+    """Returns the attention of the last L rows to the context, before the residual."""
     L, (H, A, D) = len(visible_L), attention["q"].shape
     terms_4HLK = four_terms(attention, u_HA, w_HA, settings, context_KD, L)
     output_LD = np.zeros((L, D))
@@ -273,9 +275,9 @@ def four_terms(
 ) -> Array:
     """Returns terms (a) to (d) of A^rel (section 3.3), unscaled, as [4, H, L, K].
 
-    The queries are the last L = n_query rows of the context, `attention` one layer's
-    parameters. The paper's matrices W are one head's [A, D] here, its W R is r, its v
-    is w. A key in a query's future has no distance and no terms: NaN.
+    The queries are the last L = n_query rows of the context, `attention` has one
+    layer's parameters. The paper's matrices W are one head's [A, D] here, its W R is r,
+    its v is w. A key in a query's future has no distance and no terms: NaN.
     """
     K, H = len(context_KD), attention["q"].shape[0]
     where = settings.position, attention, w_HA, settings.clamp_len
@@ -320,7 +322,7 @@ def feed(kind: str, feed_forward: Params, y_LD: Array) -> Array:
     if kind == "relu":
         return dense("out", np.maximum(inner_LF, 0.0))
     x_LF = dense("gate", y_LD)
-    # GELU by tanh, which is a logistic function of twice its argument.
+    # GELU by tanh, written as a logistic function of twice its argument.
     cubic_LF = math.sqrt(8 / math.pi) * (x_LF + 0.044715 * x_LF**3)
     gate_LF = x_LF / (1 + np.exp(-(cubic_LF if kind == "geglu" else x_LF)))
     return dense("out", gate_LF * inner_LF)

@@ -85,7 +85,7 @@ def test_presets_match_the_other_code_bases() -> None:
     assert configs.parse(configs.default(model=model).to_dict()).model == model
 
 
-# A model with 64 learned positions, which suffice.
+# A model with 64 learned positions, which is enough.
 LEARNED = (
     "model.position=learned model.n_position=64 model.mem_len=0 train.tgt_len=64 "
     "eval.mem_len=0 eval.tgt_len=24 eval.ext_len=40 generate.mem_len=0"
@@ -242,7 +242,7 @@ def test_a_saved_config_is_read_back(
 
 # The identity of a run
 
-# Of the sections that decide what a run computes, the fields that may change.
+# Fields that may change, in the sections that decide what a run computes.
 FREE = {
     *("data.path", "data.data_dir", "data.dtype"),
     *("model.kernel", "model.remat_policy", "model.unroll"),
@@ -277,13 +277,13 @@ ODD: list[Any] = [
 
 
 def text_of(value: Any) -> str:
-    """Returns a flag's text; Python writes no integer of so many digits."""
+    """Returns a flag's text; str() refuses integers with so many digits."""
     return "1" * 5000 if value == 10**400 else str(value)
 
 
 @pytest.mark.promise("User errors are one line")
 def test_any_value_of_any_field_is_accepted_or_refused() -> None:
-    """Each alone, from a config and from a flag; over 3,000 of them."""
+    """Over 3,000 values are tried one at a time, in a config and as a flag."""
     tried = refused = 0
     for name in configs.FIELDS:
         section, key = name.split(".")

@@ -27,7 +27,7 @@ ADAM = make_optimizer(OptimConfig())
     ("letters", "spec"),
     [
         ("VE", P("model", "fsdp")),
-        # D takes fsdp before E does.
+        # D has precedence over E for fsdp.
         ("ED", P(None, "fsdp")),
         ("NHAD", P(None, "model", None, "fsdp")),
         ("NDF", P(None, "fsdp", "model")),
@@ -87,7 +87,7 @@ def test_an_axis_inside_a_slice_cannot_cross_slices() -> None:
 
 
 def test_no_device_holds_a_whole_sharded_parameter() -> None:
-    """Nor its moments and mean: fsdp shards everything that has a dimension D."""
+    """Moments and mean are sharded too: fsdp shards every array with a dimension D."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=8))
     init, places = init_state(tiny.CONFIG, ADAM, B, 0, mesh, averages=True)
     state = jax.jit(init, out_shardings=places)()
@@ -103,7 +103,7 @@ def test_no_device_holds_a_whole_sharded_parameter() -> None:
         for leaf, is_split in zip(jax.tree.leaves(tree), split, strict=True):
             sizes = {shard.data.size for shard in leaf.addressable_shards}
             assert sizes == {leaf.size // (8 if is_split else 1)}
-    # Without D are u, w, and the biases of the vocabulary and of the inner layer.
+    # u, w, and the biases of the vocabulary and of the inner layer have no D.
     assert split.count(False) == 4
     for shard in state.memory.h_NBMD.addressable_shards:
         assert shard.data.shape[1] == B // 8

@@ -44,7 +44,7 @@ CONFIG = Config(
 
 @jax.jit
 def count(state: TrainState, segments: Any) -> Any:
-    """Mixes what was read into the parameters, and their negation into the mean."""
+    """Mixes the inputs into the parameters, and their negation into the mean."""
     x = (31 * state.params["x"] + segments.inputs_SBL.sum()) % 1009
     params, average = state.params | {"x": x}, state.params | {"x": -x}
     mean = Average(average, state.average.count)
@@ -81,7 +81,7 @@ def train(
     """Trains with `count`, before which it runs `call`."""
     mesh = make_mesh(config.mesh)
     place = sharding(mesh, ())  # replicated
-    # Bits that do not compress, so that a checkpoint is larger than tests' small disks.
+    # Incompressible bits, so that a checkpoint is larger than the tests' small disks.
     bits = np.random.default_rng(0).integers(2**31, size=16_000, dtype=np.int32)
     zero, bits = jax.device_put((np.int32(0), bits), place)
     memory = Memory(jax.device_put(np.zeros((1, 1, 1, 1)), place), zero)
@@ -153,7 +153,7 @@ def test_validation_uses_the_average_of_the_parameters(tmp_path: Path) -> None:
 
 
 class Events:
-    """Stands in for a run in progress, and notes what the loop does with it."""
+    """Stands in for a run in progress, and records the loop's calls."""
 
     def __init__(self, config: Config, last: int) -> None:
         self.start = 0, 0, 0
@@ -163,7 +163,7 @@ class Events:
         self.last, self.done, self.calls = last, list[str](), list[str]()
 
     def dispatch(self, step: int, state: int, segments: str) -> int:
-        """Makes as many updates as the batch is for."""
+        """Makes all updates of the batch."""
         self.done.append(f"dispatch {step}")
         made = int(segments[-1]) // self.training.config.train.segments_per_update
         updates = [*range(state + 1, state + made + 1)]
@@ -171,7 +171,7 @@ class Events:
         return state + made
 
     def record(self, in_flight: int) -> None:
-        """Notes the calls that are not in flight."""
+        """Records the calls that are not in flight."""
         while len(self.calls) > in_flight:
             self.done.append(self.calls.pop(0))
 
@@ -181,7 +181,7 @@ class Events:
         return self.done.count("boundary") == self.last
 
     def finish_step(self, *saved: int) -> None:
-        """Notes a save."""
+        """Records a save."""
         self.done.append(f"save {saved}")
 
 

@@ -274,7 +274,7 @@ def variants_claim() -> Claim:
 
 
 def claims() -> str:
-    """Returns the table of claims, those of one seed in bold."""
+    """Returns the table of claims; claims with one seed are in bold."""
     found = [*ablation_claims(), recl_claim(), *memory_claims()]
     found += [*kind_claims(), *model_claims()]
     rows = [

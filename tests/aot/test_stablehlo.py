@@ -1,4 +1,4 @@
-"""An exported model computes what the model computes, without the package."""
+"""An exported model computes the same as the model, without the package."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ CONFIG = tiny.config(mem_len=9, pre_lnorm=True, clamp_len=4)
 PARAMS = tiny.make_params(CONFIG)
 VOCAB = CharVocab("0123456789ab")
 PROMPTS = tiny.make_tokens(2, 11)
-# Reads prompts and given continuations, and prints the nll of these.
+# Reads prompts and given continuations, and prints the nll of the continuations.
 PROGRAM = """
 import json, sys
 
@@ -53,7 +53,7 @@ print(json.dumps(rows))
 
 
 def test_the_loader_predicts_as_generate_token_by_token(tmp_path: Path) -> None:
-    """In a fresh interpreter that cannot import the package."""
+    """The loader runs in a fresh interpreter that cannot import the package."""
     stablehlo.save(CONFIG, PARAMS, VOCAB, 4, tmp_path / "model")
     sampling = GenerateConfig(num_tokens=12, mem_len=9, temperature=3.0)
     (drawn,) = stream(CONFIG, PARAMS, [*PROMPTS], sampling, window=4, segments=1)

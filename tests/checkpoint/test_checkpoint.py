@@ -26,12 +26,12 @@ from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig
 from txl_jax.update.state import Average, TrainState
 
-# Step and valid nll: it rises after step 2, and step 4 was not validated.
+# Validation nll by step: it rises after step 2, and step 4 was not validated.
 RISING = {1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 2.5, 6: 4.0}
 
 
 def make_state(seed: int, mem_len: int = 3, averages: bool = False) -> TrainState:
-    """Returns a state with no two numbers alike, its memory over eight devices."""
+    """Returns a state without equal numbers, and its memory over eight devices."""
     rng = np.random.default_rng(seed)
 
     def draw(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
@@ -82,7 +82,7 @@ def save_all(workdir: Path, nll_by_step: dict[int, Any], keep: int) -> None:
 
 @pytest.fixture(scope="module")
 def rising(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds what CheckpointConfig(keep=2) keeps of RISING: not to be changed."""
+    """Holds the checkpoints of RISING that keep=2 keeps: not to be changed."""
     workdir = tmp_path_factory.mktemp("rising")
     save_all(workdir, RISING, keep=2)
     return workdir
@@ -131,7 +131,7 @@ def test_an_average_without_memory_is_restored_exactly(tmp_path: Path) -> None:
 
 
 def test_the_newest_and_the_best_are_kept_when_the_loss_rises(copied: Path) -> None:
-    """As many as the config of the resumed run says."""
+    """The config of the resumed run states how many."""
     assert steps(copied) == [2, 5, 6]
     save_all(copied, {7: 5.0}, keep=1)
     assert steps(copied) == [2, 7]
@@ -154,7 +154,7 @@ def test_a_later_validation_ranks_a_saved_step(copied: Path) -> None:
 def test_parameters_alone_are_restored_by_name(
     rising: Path, which: str, step: int
 ) -> None:
-    """Reading changes nothing."""
+    """Reading changes no file."""
     before = {path: path.stat().st_mtime_ns for path in rising.rglob("*")}
     got, found = read_params(rising, which)
     assert {path: path.stat().st_mtime_ns for path in rising.rglob("*")} == before

@@ -130,9 +130,9 @@ def test_the_report_of_a_step(
         assert step["hbm_capacity_bytes"] == int(15.75 * 2**30)
         assert step["seconds_to_compile"] > 0 and step["flops_per_token"] > 0
     assert "fits" in done.err
-    # All gradients are added up once for each part, whole, in float32; but of W_r's
-    # those of r, which are fewer, in bfloat16, as the product takes them. libtpu 0.0.50
-    # adds some small ones up once for both.
+    # Each part adds up all gradients once, whole, in float32; for W_r it adds up the
+    # gradients of r, which are fewer, in bfloat16, the dtype of the product. libtpu
+    # 0.0.50 adds up some small gradients once for both parts.
     params = parameter_count(abstract_params(read(path).model))
     parts, K = 2 // gradient_segments, M + gradient_segments * L
     once = 4 * (params - N * D * HA) + 2 * N * K * HA
@@ -162,7 +162,7 @@ def test_the_tpu_kernel_compiles(path: Path, steps: list[Any]) -> None:
 def test_other_memories_compile(
     path: Path, kernel: str, kind: str, steps: list[Any]
 ) -> None:
-    """The search of a retrieval is approximate, in training and in evaluation."""
+    """The search of retrieval is approximate, in training and in evaluation."""
     flags = [f"--config.{field}" for field in OTHER_MEMORIES[kind].split()]
     flags += [f"--topology={SLICE}", f"--config.model.kernel={kernel}"]
     result = command(path, *flags).result
@@ -217,7 +217,7 @@ def check_donated(config: Config, program: jax.stages.Compiled) -> None:
 def test_pieces_of_large_models_pass_on_only_the_newest_states(
     name: str, streams: int, topology: str
 ) -> None:
-    """Other exchanges are sums, of the gradients and for the memory."""
+    """The other exchanges are sums, for the gradients and for the memory."""
     P = 4
     config = configs.load(name)
     parts = ("segments_per_call", "segments_per_update", "gradient_segments")

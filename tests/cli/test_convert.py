@@ -27,7 +27,7 @@ NAME = "div_val_2"
 
 
 class Home(NamedTuple):
-    """A model of the port, its workdir after an import, and the import's result."""
+    """A model of Hugging Face's port, its imported workdir, and the import's result."""
 
     model: Path
     run: Path
@@ -43,7 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     (path / "text.txt").write_text("\n".join(lines) + "\n")
     data = {"corpus": "text", "path": path / "text.txt", "data_dir": path / "data"}
     flags = [f"--config.data.{name}={value}" for name, value in data.items()]
-    for name in ("run", "walk"):  # of killed imports
+    for name in ("run", "walk"):  # left by killed imports
         (path / f".incomplete-{name}" / name / "checkpoints").mkdir(parents=True)
     done = imported(path / "model", path / "run", *flags)
     assert documented("import", done.result)
@@ -84,7 +84,7 @@ def test_the_workdir_holds_the_model(home: Home) -> None:
 
 
 def test_evaluation_scores_the_text(home: Home) -> None:
-    """As the oracle does, from the port's memory of zeros."""
+    """The oracle gives the same nll, from the port's memory of zeros."""
     flags = ("--streams=8", "--tgt_len=5", "--max_tokens=80", "--split=valid")
     result = command("--mode=evaluate", f"--workdir={home.run}", *flags).result
     assert (result["step"], result["mem_len"], result["clamp_len"]) == (1, 7, 5)
@@ -125,7 +125,7 @@ def test_overrides_and_a_vocabulary_of_characters(home: Home, tmp_path: Path) ->
 
 
 def test_importing_the_original_pytorch_code_and_nvidias(tmp_path: Path) -> None:
-    """A module with a cache of its corpus, and a checkpoint that has its sizes."""
+    """One is a module beside a corpus cache, the other a checkpoint with its sizes."""
     for name, source in {
         "pytorch/model.pt": "div_val_2_all_tied.module.stream.pt",
         "pytorch/cache.pkl": "cache2.pkl",

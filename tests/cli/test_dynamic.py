@@ -1,4 +1,4 @@
-"""Dynamic evaluation of a run, whose statistics are collected once, and a cache."""
+"""Dynamic evaluation of a run, which collects statistics once, and with a cache."""
 
 import dataclasses
 from typing import Any

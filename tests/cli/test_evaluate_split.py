@@ -1,4 +1,4 @@
-"""Losses per byte and per word, and sweeps: their syntax and what they find."""
+"""Losses per byte and per word, and the syntax and results of sweeps."""
 
 import math
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_word_perplexity_is_right_for_every_vocabulary(
     data = DataConfig("text", str(folder), str(tmp_path), kind, vocab_size=size)
     tokens = prepare(data)
     count = len(tokens.split("test"))
-    # 13 nats in all, of which the first token, which is not scored, has its share.
+    # 13 nats in total, including a share for the first token, which is not scored.
     nll = 13 / count
     scores = per_unit(tokens, "test", {"nll": nll, "tokens": count - 1})
     assert scores["word_ppl"] == pytest.approx(math.e)

@@ -52,7 +52,7 @@ def documented(name: str, result: dict[str, Any], *left_out: str) -> bool:
 
 
 def test_the_environment_is_neither_kept_nor_printed(home: Home) -> None:
-    """A workdir is shown around, and the environment is where people keep tokens."""
+    """People share workdirs, and keep access tokens in the environment."""
     files = [path for path in home.run.rglob("*") if path.is_file()]
     assert len(files) > 5
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
@@ -200,7 +200,7 @@ def test_windows_and_cold_starts_have_their_flags(home: Home) -> None:
     slid = home.read("evaluate", *window, "--max_tokens=40").result
     assert (slid["tokens"], slid["ext_len"], slid["mem_len"]) == (40, 8, 0)
     assert (slid["cold_tokens"], slid["warm_start"]) == (8, True) and slid["nll"] < 4
-    assert "bits_per_byte" not in slid, "the bytes are those of the whole split"
+    assert "bits_per_byte" not in slid, "bytes are known only for the whole split"
     cold = home.read("evaluate", "--sweep=cold_start=11", "--max_tokens=300").result
     assert (cold["pieces"], cold["mode"]) == (27, "evaluate")
     assert documented("cold_start", cold)
@@ -278,7 +278,7 @@ def test_scoring_a_text(home: Home) -> None:
     assert documented("score", result)
     test = home.split("test").read_text()
     assert result["scored_tokens"] == result["tokens"] == len(test)
-    # One stream of it, where evaluation has eight that begin cold.
+    # Here one stream reads the split; in evaluation, eight start cold.
     assert result["nll"] == pytest.approx(home.trained.result["nll"], rel=0.05)
     lines = (home.path / "lines.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == test.splitlines(True)

@@ -1,4 +1,4 @@
-"""`auto` takes the TPU kernel only where it agrees with the einsum."""
+"""`auto` selects the TPU kernel only if it agrees with the einsum."""
 
 from typing import Any
 

@@ -101,7 +101,7 @@ def test_another_file_is_refused(
 
 
 def test_damage_is_noticed(model: Path, tmp_path: Path) -> None:
-    """A flipped bit of a weight, a short file, and a folder in its place."""
+    """A weight's flipped bit, a truncated file, and a folder instead of the file."""
     data = bytearray(model.read_bytes())
     data[-10] ^= 4
     (tmp_path / "flipped").write_bytes(data)
@@ -153,7 +153,7 @@ def test_another_version(model: Path, tmp_path: Path, change: tuple[str, Any]) -
 
 
 def test_fields_that_are_gone_are_left_out(model: Path, tmp_path: Path) -> None:
-    """Options of a mode, and a part of the model that was turned off."""
+    """They are options of a mode, and a part of the model that was turned off."""
     found = release.read(model)
     found.config["generate"]["fast"] = found.config["old"] = {"depth": 3}
     found.config["model"]["depth"] = 0
@@ -201,7 +201,7 @@ def test_a_file_is_read_in_place_of_a_workdir(
 
 
 def test_local_settings_are_not_exported(home: Home, tmp_path: Path) -> None:
-    """Its devices, the checkpoint that was chosen, and sources of imports."""
+    """Such as devices, the chosen checkpoint, and sources of imports."""
     local = "--config.mesh.data=8", "--config.eval.checkpoint=latest"
     first = f"--target={tmp_path / 'one'}", *local
     assert home.read("export", "--format=txl_jax", *first).status == 0

@@ -28,7 +28,7 @@ def test_a_killed_import_is_resumed(store: Store, remote: str, tmp_path: Path) -
     with contextlib.closing(Proxy(store.port)) as proxy:
 
         def hook(method: str, path: str) -> int | None:
-            """Kills the import once an object is there that begins with `last`."""
+            """Kills the import once an object exists whose name begins with `last`."""
             if any(name.startswith(last) for name in store.names(remote)):
                 process.all[0].kill()
                 return 0
@@ -58,7 +58,7 @@ def test_a_killed_import_is_resumed(store: Store, remote: str, tmp_path: Path) -
 
 @pytest.fixture
 def uploaded(home: Home, store: Store, remote: str) -> str:
-    """The address of a copy of the trained run."""
+    """Uploads a copy of the trained run, and returns its address."""
     for path in home.run.rglob("*"):
         if path.is_file():
             name = path.relative_to(home.run).as_posix()
@@ -67,10 +67,10 @@ def uploaded(home: Home, store: Store, remote: str) -> str:
 
 
 def test_results_match_a_local_run(home: Home, uploaded: str, tmp_path: Path) -> None:
-    """Their results are those of one process that reads the run from its disk."""
+    """One process reads the run from a disk, and two from gs://."""
 
     def read(mode: str, *flags: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the result of two processes on gs://, and of one on a disk."""
+        """Returns the results of two processes on gs:// and of one on a disk."""
         run = Processes(tmp_path, f"--mode={mode}", f"--workdir={uploaded}", *flags)
         assert run.wait() == [0, 0], run.said(0) + run.said(1)
         # Gloo, which connects CPUs, writes to stdout too.

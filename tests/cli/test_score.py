@@ -29,7 +29,7 @@ def count(tokens_T: np.ndarray, prefix_T: np.ndarray) -> Scores:
 
 
 def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Scores two files; returns the totals and the lines that were written."""
+    """Scores two files; returns the totals and the written lines."""
     (tmp_path / "texts").mkdir(exist_ok=True)
     (tmp_path / "texts" / "1.txt").write_text("the cat\ndog the")
     (tmp_path / "texts" / "2.txt").write_text("<unk>\n")

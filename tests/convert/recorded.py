@@ -1,8 +1,8 @@
-"""What the files in tests/convert/recorded contain.
+"""The contents of the files in tests/convert/recorded.
 
-torch.save and Python 2 wrote them; the program that did it is this file of revision
-a41055f. The weights are those of tests/fixtures. The pickled classes have the names of
-the published ones and hold only the weights; their modules do not exist.
+torch.save and Python 2 wrote them, run by this file at revision a41055f. Their weights
+are in tests/fixtures. The pickled classes have the names of the published ones and hold
+only the weights; their modules do not exist.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from tests.support import golden
 
 FOLDER = Path(__file__).with_name("recorded")
-PAPER = ("plain", "div_val_2_all_tied")  # cases with one u and w, as in the paper
+PAPER = ("plain", "div_val_2_all_tied")  # cases with a single u and w, as in the paper
 NVIDIA = "div_val_2_all_tied"
 WORDS = ["<eos>", "<unk>", "the", "=", "café", "naïve", "'s"]
 WORDS += map(str, range(500, 530))

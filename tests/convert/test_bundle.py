@@ -98,7 +98,7 @@ def test_a_flipped_bit_changes_nothing_or_is_refused(tmp_path: Path, step: int) 
             except UserError as error:
                 assert path.name in str(error) and "\n" not in str(error)
         path.write_bytes(whole)
-    # In the index: an empty block, its location, and the zeros that fill the footer.
+    # Harmless places in the index: an empty block, its location, the footer's padding.
     assert harmless < 8 * 64 / step
 
 
@@ -147,7 +147,7 @@ def test_malformed_records_are_refused(
     match: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The checksums of their table are right."""
+    """The checksums of the table are correct."""
     (tmp_path / "ckpt.data-00000-of-00001").write_bytes(X.tobytes())
     (tmp_path / "ckpt.index").touch()
     monkeypatch.setattr(tensorflow, "_read_table", lambda _: dict(records))

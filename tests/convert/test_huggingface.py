@@ -71,7 +71,7 @@ def test_pickled_vocabularies(name: str) -> None:
 
 
 def test_lists_of_words(tmp_path: Path) -> None:
-    """A stated kind is not guessed."""
+    """A stated kind is used without guessing."""
 
     def read(*lines: str, **fields: Any) -> Any:
         (tmp_path / "vocab.txt").write_text("\n".join(lines), "utf-8")

@@ -20,7 +20,7 @@ from txl_jax.convert.pickle import Object, read
 from txl_jax.convert.pytorch import arrays
 
 RECORDED = recorded.FOLDER
-MAGIC = 0x1950A86A20F9469CFC6C  # of torch.save before zip archives
+MAGIC = 0x1950A86A20F9469CFC6C  # begins torch.save's files before zip archives
 
 
 @pytest.mark.parametrize("name", ["kinds.stream.pt", "kinds.zip.pt"])
@@ -115,7 +115,7 @@ LAYOUTS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def read_or_refuse(path: Path) -> str:
-    """Reads a file that has no weights, or refuses it; returns the one line."""
+    """Reads a file without weights, or refuses it; returns the error line."""
     message = refusal(lambda: arrays(read(path), path))
     assert str(path) in message and len(message) < 1000
     return message
@@ -130,7 +130,7 @@ def test_nothing_is_executed(name: str, tmp_path: Path) -> None:
         message = read_or_refuse(path)
         # Names outside Python's modules become inert.
         assert ("is not allowed" in message) == (b"ctorch" not in path.read_bytes())
-        fresh = set(sys.modules) - modules - {"encodings.cp437"}  # of zip archives
+        fresh = set(sys.modules) - modules - {"encodings.cp437"}  # for zip archives
         assert not mark.exists() and not fresh
 
 

@@ -25,7 +25,7 @@ State = dict[str, np.ndarray]
 
 
 def load_case(name: str) -> dict[str, np.ndarray]:
-    """Returns a case of tests.support.golden, as its file has it."""
+    """Returns the arrays of a case of tests.support.golden."""
     with np.load(golden.FOLDER / f"{name}.npz") as saved:
         return dict(saved)
 
@@ -89,7 +89,7 @@ def test_learned_distances_are_converted() -> None:
     assert_equal(params["u"], state["r_w_bias"])
 
 
-# A name without its array, or with another shape; a part of the error.
+# A name, whose array is removed or gets another shape, and a part of the error.
 BROKEN = """
 word_emb.emb_layers.0.weight           | 0.weight is missing: expected
 word_emb.emb_layers.0.weight 3,        | 0.weight is float32 (3,): expected
@@ -126,7 +126,7 @@ def test_cutoffs_are_required_where_no_table_implies_them(
     name: str, cutoffs: tuple[int, ...], reason: str
 ) -> None:
     state = recorded.paper_state(name)
-    # The case of clusters has a u and w for each layer.
+    # The case with clusters has a u and w for each layer.
     state |= dict.fromkeys(("r_w_bias", "r_r_bias"), np.zeros((2, 2, 5), np.float32))
 
     def convert() -> ModelConfig:

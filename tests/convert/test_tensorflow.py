@@ -32,7 +32,7 @@ SAME = ("cutoffs", "div_val", "untie_r", "n_layer", "d_model", "n_head", "d_head
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_memory_match_tensorflow(name: str) -> None:
-    """By the oracle, which `tests.model.test_txl` compares with the model."""
+    """The oracle computes them; `tests.model.test_txl` compares it with the model."""
     saved = np.load(FOLDER / f"{name}.npz")
     fields = json.loads(str(saved["config"]))
     config, params, step = tensorflow.read(

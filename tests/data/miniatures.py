@@ -1,7 +1,7 @@
-"""Miniatures of the published corpora: their archives' layout and quirks, made up here.
+"""Made-up miniatures of the published corpora, with their archives' layout and quirks.
 
 A miniature has its archive's name, member names and kinds of line (blank ones, " \\n",
-a missing last line end, non-ASCII, byte 10), a few KB each.
+a missing last line end, non-ASCII, byte 10) in a few KB.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from txl_jax.data import catalog
 from txl_jax.data.catalog import Archive, Corpus, Member
 from txl_jax.data.options import SPLITS
 
-# The real catalog, of which `install` replaces an entry.
+# The real catalog; `install` replaces an entry.
 CORPORA = dict(catalog.CORPORA)
 NAMES = ("enwik8", "text8", "wikitext103", "wikitext2", "shakespeare", "lm1b", "ptb")
 
@@ -31,8 +31,8 @@ PAGE = """  <page>
 * [[Zürich]] &quot;東	&quot;</text>
   </page>
 """
-# By the member's name. WikiText's valid has no last line end, and each held-out split
-# has words that training never sees. The cut of enwik8 splits a character.
+# Contents by member name. WikiText's valid has no last line end, and held-out splits
+# have words that training never sees. The cut of enwik8 splits a character.
 TEXTS = {
     "wiki.train.tokens": f" \n{ARTICLE * 20} \n",
     "wiki.valid.tokens": f" \n{ARTICLE * 3} validword heldout",
@@ -73,7 +73,7 @@ def splits(corpus: str) -> dict[str, bytes]:
 
 
 def _bounds(corpus: str) -> tuple[int, int]:
-    """Returns where valid and test start; the same for one that is held out whole."""
+    """Returns the starts of valid and test, which coincide if a member is held out."""
     real = CORPORA[corpus]
     total = len(text(real.archives[0].members[0].path))
     return total * 90 // 100, total * (95 if len(real.bounds) == 2 else 90) // 100
@@ -95,7 +95,7 @@ def pack(archive: Archive) -> bytes:
                 zipped.writestr(name, content)
         return stream.getvalue()
     with tarfile.open(fileobj=stream, mode="w:gz") as packed:
-        # As in the real one, not in the order of the members.
+        # As in the real archive, not in the order of the members.
         for name, content in reversed(contents.items()):
             info = tarfile.TarInfo(f"./{name}")
             info.size = len(content)

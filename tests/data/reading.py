@@ -17,7 +17,7 @@ SIZES = [
     (5, 4, 1),  # one pair each
     (17, 1, 5),  # a ragged last segment
     (17, 4, 4),  # streams of one full segment each
-    (18, 4, 2),  # 17 pairs do not divide over 4 streams
+    (18, 4, 2),  # 4 streams cannot share 17 pairs equally
     (101, 8, 13),
     (997, 3, 40),
 ]
@@ -69,7 +69,7 @@ def real(segment: Segment) -> np.ndarray:
 
 
 def of_stream(array_SBL: np.ndarray, segment: Segment, b: int) -> np.ndarray:
-    """Returns what stream b reads, without padding, [T]."""
+    """Returns the part of an array that stream b reads, without padding, [T]."""
     return array_SBL[:, b][real(segment)[:, b]]
 
 

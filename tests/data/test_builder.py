@@ -27,7 +27,7 @@ def wikitext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
 
 
 def read(corpus: Corpus, data_dir: Path) -> dict[str, bytes]:
-    """Returns the bytes of each split, prepared if they were not."""
+    """Returns the bytes of each split, and prepares them first if necessary."""
     source = corpora.find(DataConfig(corpus.name), data_dir)
     text = source.open(data_dir / "scratch")
     return {split: b"".join(text.read(split)) for split in SPLITS}
@@ -83,7 +83,7 @@ def test_a_full_disk_is_one_line(
         prepare(DataConfig("wikitext2", data_dir=str(tmp_path)))
 
 
-# Where the files of a corpus are from
+# Sources of a corpus's files
 
 
 def test_a_local_archive_is_verified(wikitext: Corpus, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_unpacked_files_are_verified(
 
 def test_checksum_of_a_git_object(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"hello\n")
-    expected = "ce013625030ba8dba906f756967f9e9ca394464a"  # of git hash-object
+    expected = "ce013625030ba8dba906f756967f9e9ca394464a"  # from git hash-object
     assert checksum(tmp_path / "a", "git") == expected
 
 
@@ -153,7 +153,7 @@ class Host(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def host(wikitext: Corpus, tmp_path: Path) -> Iterator[type[Host]]:
-    """A host, which alone has the miniature."""
+    """Starts a host, the only source of the miniature."""
     Host.script, Host.requests = [], 0
     Host.data = manual(tmp_path).read_bytes()
     manual(tmp_path).unlink()
@@ -243,7 +243,7 @@ def test_a_failed_download_names_the_manual_folder(
 
 
 class Poems(tfds.core.GeneratorBasedBuilder):
-    """A text dataset as TFDS prepares one."""
+    """A text dataset, prepared by TFDS."""
 
     VERSION = tfds.core.Version("1.2.0")
 

@@ -39,7 +39,7 @@ Split = Callable[..., Splits]
 
 @pytest.fixture
 def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
-    """A function that returns the splits of the user's files."""
+    """Returns a function that returns the splits of the user's files."""
 
     def split(path: Path | str, document_end: str = "") -> Splits:
         return split_text(str(path), tmp_path_factory.mktemp("scratch"), document_end)
@@ -136,7 +136,7 @@ def test_names_of_some_splits_are_refused(
 
 
 def test_runs_and_prepared_copies_are_no_text(tmp_path: Path) -> None:
-    """So that a run whose folder is among its text resumes."""
+    """Otherwise a run whose folder is among its text could not resume."""
     write(tmp_path / "a.txt", b"text")
     for name in ("run/config.json", "run/vocab.json", "run/sample.txt", "b/c.txt"):
         write(tmp_path / name, b"{}")
@@ -196,7 +196,7 @@ def test_text_joins_sorted_files_and_cuts_at_line_ends(
     tmp_path: Path, split: Split
 ) -> None:
     lines = [b"line %04d\n" % number for number in range(300)]
-    # In the order of strings.
+    # Files are sorted as strings.
     for start, name in ((0, "a.txt"), (75, "b/one.gz"), (150, "c.bz2"), (225, "d.xz")):
         text = b"".join(lines[start : start + 75])
         pack = PACK.get(name.rpartition(".")[2])
@@ -236,7 +236,7 @@ def test_the_edition_of_a_text_depends_on_names_and_contents(tmp_path: Path) -> 
     path = tmp_path / "a"
     path.write_bytes(b"x" * 100)
     editions = [edition(place) for place in (path, tmp_path)]
-    for letter in (b"y", b"z"):  # of equal size and date
+    for letter in (b"y", b"z"):  # size and date stay the same
         path.write_bytes(letter * 100)
         os.utime(path, ns=(0, 1))
         editions.append(edition(tmp_path))

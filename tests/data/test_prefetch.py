@@ -62,7 +62,7 @@ def test_closing_ends_the_thread() -> None:
     ahead = prefetch(count, 0)
     assert next(ahead) == count(0)
     (thread,) = set(threading.enumerate()) - threads
-    assert thread.daemon, "it keeps no process alive that does not close"
+    assert thread.daemon, "an unclosed prefetch does not keep its process alive"
     ahead.close()
     thread.join(LIMIT_SECONDS)
     assert not thread.is_alive() and list(ahead) == []

@@ -31,7 +31,7 @@ def words_of(made: Tokens, split: str) -> list[str]:
 
 
 def check_bytes(name: str, data_dir: Path, convention: str = "") -> None:
-    """Checks that the corpus is stored as it is, and that nothing else is needed."""
+    """Checks that the corpus is stored unchanged, and that nothing else is needed."""
     shutil.rmtree(data_dir / "downloads")
     (folder,) = (data_dir / "txl_jax" / name).iterdir()
     assert folder.name == "1.0.0"
@@ -131,7 +131,7 @@ def test_lm1b_has_two_conventions(
             assert words_of(made, split) == expected
         return known
 
-    # The published list has <S> twice, and the original code takes one of them.
+    # The published list has <S> twice; the original code uses one of them.
     listed = [*dict.fromkeys(miniatures.TYPES.split()[::2])]
     assert check("", "<S>", "<S>") == check("words", "", "</S>") == listed
     types = tmp_path / "downloads" / "manual" / "1b_word_vocab.txt"
@@ -155,7 +155,7 @@ def test_a_vocabulary_file_encodes_another_corpus(tmp_path: Path) -> None:
     made = make(words)
     assert made.split("train").tolist() == [3, 1, 2, 0]
     assert made.manifest["splits"]["train"]["unknowns"] == 1
-    # A saved vocabulary keeps its marks, also where the corpus would have others.
+    # A saved vocabulary keeps its marks even if the corpus would have others.
     marked = WordVocab(["</S>", "a", "b", "c"], Lines("</S>"))
     vocabulary.save(marked, tmp_path / "vocab.json")
     own = make(tmp_path / "vocab.json")

@@ -12,7 +12,7 @@ END = 0
 
 
 def make_text(sentences: int, seed: int = 0) -> np.ndarray:
-    """Returns sentences of 1 to 12 tokens, each but the last its place in the file."""
+    """Returns sentences of 1 to 12 tokens: its place in the file, then the end."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 13, sentences)
     text = np.arange(1, lengths.sum() + 1, dtype=np.int32)
@@ -33,7 +33,7 @@ def make(text: np.ndarray, B: int, L: int, seed: int = 0, **other: Any) -> Strea
 
 
 def epoch_text(streams: Streams, epoch: int) -> np.ndarray:
-    """Returns the text of an epoch, put together from what the streams read."""
+    """Returns the text of an epoch, joined from the streams' segments."""
     read = read_epoch(streams, epoch)
     B = read.inputs_SBL.shape[1]
     inputs = [of_stream(read.inputs_SBL, read, b) for b in range(B)]
@@ -46,7 +46,7 @@ def epoch_text(streams: Streams, epoch: int) -> np.ndarray:
 @pytest.mark.parametrize("B, L", [(1, 7), (8, 50), (5, 1)])
 @pytest.mark.parametrize("varlen", [False, True])
 def test_an_epoch_has_every_sentence_once(B: int, L: int, varlen: bool) -> None:
-    """In an order that depends on seed and epoch alone."""
+    """Their order depends only on seed and epoch."""
     text = make_text(60)
     streams, one = make(text, B, L, varlen=varlen), make(text, 1, 1000)
     texts = [epoch_text(streams, epoch) for epoch in range(3)]
@@ -88,5 +88,5 @@ def test_a_permutation_depends_on_seed_and_epoch(n: int) -> None:
     np.testing.assert_array_equal(np.sort(drawn), np.arange(n))
     for other in (permute(n, 1, 1), permute(n, 2, 0)):
         assert n < 200 or (drawn != other).any()
-    # The numbers of every later version.
+    # Later versions must give the same numbers.
     assert permute(8, 1111, 0).tolist() == [5, 6, 3, 1, 2, 0, 7, 4]

@@ -51,12 +51,12 @@ def test_every_token_but_the_first_is_scored_once(
 def reference(
     streams: Streams, position: Position, b: int
 ) -> tuple[list[int], list[int], list[bool], list[bool]]:
-    """Returns the inputs, targets, scored and first of a stream, without padding."""
+    """Returns a stream's inputs, targets, scored and first tokens, without padding."""
     N, B, ext_len = len(streams.tokens), streams.batch_size, streams.ext_len
     text = streams.tokens[streams.order(position.epoch, np.arange(N))].tolist()
     begin, end = (n * (N - 1) // B for n in (b, b + 1))
     start = max(begin - streams.warm_tokens, 0)
-    # Before the scored pairs come unscored ones: as context, or as segments.
+    # Unscored pairs precede the scored ones: as context, or as segments.
     warm, new = [*range(start, begin)], [*range(begin, end)]
     if not ext_len:
         warm, new = [], warm + new
@@ -121,7 +121,7 @@ def test_segments_have_the_documented_shapes_and_dtypes() -> None:
 def test_batches_depend_only_on_the_position(
     kind: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    """Not on S, rows or earlier batches, so that any run resumes on any mesh."""
+    """They do not depend on S, rows or earlier batches, so runs resume on any mesh."""
     S, sizes = 3, (201, 6, 8)
     kind = kind | more
     streams = make(*sizes, **kind)
@@ -166,7 +166,7 @@ def test_draw_is_splitmix64() -> None:
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     gamma = 0x9E3779B97F4A7C15
     assert [splitmix64((state + n * gamma) % 2**64) for n in (1, 2, 3)] == known
-    # What a run of any later version must draw too.
+    # Later versions must draw the same numbers.
     assert draw(1111, 1, 2, 3) == int(draw(1111, 1, 2, np.array([3], np.uint64))[0])
     assert draw(1111, 1, 2, 3) == 16703943413597834143
 

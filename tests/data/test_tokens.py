@@ -128,10 +128,10 @@ def kill(*_: Any) -> None:
 def test_a_killed_preparation_leaves_nothing_complete(
     vocab: str, moment: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one repeats it."""
+    """The next preparation repeats everything."""
     config = DataConfig("text", str(text), str(tmp_path), vocab)
     source = corpora.find(config, tmp_path)
-    for name in ("incomplete.X1_1.0.0", "incomplete.unpacked"):  # as TFDS leaves them
+    for name in ("incomplete.X1_1.0.0", "incomplete.unpacked"):  # made by TFDS
         (tmp_path / "txl_jax" / source.name / name).mkdir(parents=True)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(moment, kill)
@@ -148,7 +148,7 @@ def test_a_killed_preparation_leaves_nothing_complete(
 def test_a_flipped_bit_in_a_split_is_refused(
     text: Path, prepared: Path, tmp_path: Path
 ) -> None:
-    """The file has its size; the other splits are good."""
+    """The file keeps its size, and the other splits are intact."""
     shutil.copytree(prepared / "txl_jax", tmp_path / "txl_jax")
     config = DataConfig("text", str(text), str(tmp_path))
     tokens = prepare(config)
@@ -159,7 +159,7 @@ def test_a_flipped_bit_in_a_split_is_refused(
     with refused(f"{path.name} has changed since it was"):
         tokens.split("valid")
     assert tokens.split("test").size > 10
-    # Without a manifest, all are made again.
+    # Without a manifest, all splits are made again.
     (tokens.folder / "manifest.json").unlink()
     assert joined(prepare(config)) == LINES
 
@@ -167,12 +167,12 @@ def test_a_flipped_bit_in_a_split_is_refused(
 def test_a_prepared_read_only_folder_is_used(
     text: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And TFDS, which takes a second, is not imported for it."""
+    """TFDS, whose import takes a second, is not needed."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Read-only file system")
 
-    # A mode would not stop the tests when they run as root.
+    # File permissions would not stop root.
     monkeypatch.setattr(Path, "mkdir", refuse)
     with monkeypatch.context() as patch:
         patch.delattr("txl_jax.data.builder", raising=False)
@@ -197,7 +197,7 @@ def test_a_remote_data_dir_is_copied_once_per_host(
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host))
         return prepare(config), capsys.readouterr().err.splitlines()
 
-    # Without permissions, what this host made is kept, and goes to gs:// the next time.
+    # Without permissions, this host keeps its files and uploads them the next time.
     store.proxy.hook = lambda method, path: 403 if method == "POST" else None
     with refused(f"cannot write {remote}/.*Forbidden"):
         prepare_on("first")
@@ -207,13 +207,13 @@ def test_a_remote_data_dir_is_copied_once_per_host(
     assert line.startswith("data: copying /")
     stored = store.names(remote)
     assert len(stored) == 5 and all(x.endswith((".bin", ".json")) for x in stored)
-    # Another host takes it from there, without the corpus's blocks.
+    # Another host downloads them, without the corpus's blocks.
     again, (line,) = prepare_on("second")
     assert f"copying {remote}/" in line
     assert again.manifest == made.manifest and again.folder != made.folder
     assert (again.split("train") == made.split("train")).all()
     assert not prepare_on("second")[1]
-    # A file that was damaged on the way is refused, and leaves nothing complete.
+    # A file that was damaged in transfer is refused, and nothing complete is left.
     (name,) = [name for name in stored if name.endswith("valid.bin")]
     data = store.read(f"{remote}/{name}")
     store.write(f"{remote}/{name}", bytes([data[0] ^ 1]) + data[1:])

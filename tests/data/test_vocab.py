@@ -41,7 +41,7 @@ def test_bytes_round_trip() -> None:
     assert streamed(made, every, 100) == list(every)
     assert made.decode(made.encode("naïve 😀\n")) == "naïve 😀\n"
     assert made.encode("é").tolist() == [0xC3, 0xA9]
-    # Python decodes other bytes of a command line as surrogates.
+    # Python decodes invalid bytes of a command line as surrogates.
     argument = b"caf\xe9".decode("utf-8", errors="surrogateescape")
     assert made.encode(argument).tobytes() == b"caf\xe9"
     assert len(made.encode("")) == 0 and made.decode([]) == ""
@@ -108,7 +108,7 @@ def test_words_by_count_then_first_occurrence(
         ("a a a b b c\n", {"max_size": 3}, ["<eos>", "<unk>", "a"]),
         ("a a a b b c\n", {"max_size": 4}, ["<eos>", "a", "b", "c"]),
         ("a a a b b c\n", {"max_size": 1}, ["<eos>", "<unk>"]),
-        # One that the text has stays in its place.
+        # <unk> keeps its place if the text has it.
         ("a a a <unk> <unk> c\n", {"max_size": 3}, ["<eos>", "a", "<unk>"]),
         ("É a é", {"lines": Lines(lower_case=True)}, ["<eos>", "é", "a"]),
     ],

@@ -26,7 +26,7 @@ def evaluate(config: EvalConfig) -> float:
 
 
 def by_hand(share: float) -> float:
-    """Returns it by the formula, one word after the other."""
+    """Returns the nll by the formula, one word after the other."""
     model = evaluation_model(tiny.CONFIG, CONFIG)
     total = 0.0
     for b in range(B):
@@ -48,7 +48,7 @@ def by_hand(share: float) -> float:
 
 
 def test_the_nll_is_of_the_mixture() -> None:
-    """The cache passes from segment to segment; the last one is shorter."""
+    """The cache passes from segment to segment; the last segment is shorter."""
     static = dataclasses.replace(CONFIG, cache_weight=0.0, sweep="cache_weight=0")
     mixed, expected = by_hand(0.3), by_hand(0.0)
     assert evaluate(CONFIG) == pytest.approx(mixed, rel=1e-5)

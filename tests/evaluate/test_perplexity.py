@@ -164,7 +164,7 @@ def test_other_memories_are_read_as_in_training(kind: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_pieces_of_the_text_change_nothing() -> None:
-    """Nor does a step that all devices along the text compute, of one segment."""
+    """Nor does a step of one segment that all devices along the text compute."""
     mesh = make_mesh(MeshConfig(segments=4))
     expected = compiled()(PARAMS, TOKENS, tiny.silent)["nll"]
     for S, in_pieces in ((0, True), (8, True), (1, False)):
@@ -248,7 +248,7 @@ def test_evaluation_is_pure_repeatable_and_reports_progress() -> None:
 
 
 def test_the_host_is_at_most_two_calls_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So are the bar and the end that a signal asks for."""
+    """The progress bar and the end after a signal are not later either."""
     done: list[Any] = []
     monkeypatch.setattr(jax, "block_until_ready", done.append)
     for count, output in enumerate(paced(iter(range(6)))):

@@ -1,4 +1,4 @@
-"""The nll of a document is that of the oracle, with a memory that starts empty.
+"""The nll of a document equals the oracle's, with a memory that starts empty.
 
 Dims: B = 1 stream, T tokens of a document, D model.
 """
@@ -78,7 +78,7 @@ def test_other_memories_read_a_document() -> None:
 
 
 def test_a_long_document_is_split_over_devices() -> None:
-    """Its hidden states too; a short one is read by each device."""
+    """So are its hidden states; each device reads a short document."""
     mesh = make_mesh(MeshConfig(data=1, segments=4), jax.devices()[:4])
     config = dataclasses.replace(MEMORY, segments_per_step=8)
     params = jax.device_put(PARAMS, sharding(mesh, ""))
@@ -102,8 +102,8 @@ def test_a_prefix_is_read_and_not_scored(with_memory: Score, skip: int) -> None:
 
 
 def test_documents_are_independent(with_memory: Score) -> None:
-    """The old document predicts a delimiter, and the new one sees it alone."""
-    at = 10  # where a segment starts, so that both are cut alike
+    """The old document predicts a delimiter; the new one sees only the delimiter."""
+    at = 10  # a segment starts here, so that both are cut alike
     text_T = np.where(TOKENS_T == (end := tiny.V - 1), 0, TOKENS_T)
     text_T[at] = end
     config = dataclasses.replace(MEMORY, reset_memory_at=str(end), segments_per_step=3)

@@ -4,10 +4,10 @@
 
 Each round trains in a new folder, beginning with the preparation of the data. It
 repeats the same command, which SIGKILL ends a random time after one of MOMENTS; these
-cover a run from its first import to its last file and take turns. Of two processes, one
-is killed. A round ends when the command has succeeded. Then the checksums of all arrays
-(parameters, average, optimizer, memory, keys), the position, the `exact` group of every
-metrics line, the sample and the scores must equal those of an undisturbed run.
+cover a run from its first import to its last file and take turns. With two processes,
+one is killed. A round ends when the command has succeeded. Then the checksums of all
+arrays (parameters, average, optimizer, memory, keys), the position, the `exact` group
+of every metrics line, the sample and the scores must equal an undisturbed run's.
 
 The run uses dropout, accumulation over segments and over chunks of the streams, calls
 of two updates and of one, an average of the parameters, and more than one epoch.
@@ -34,7 +34,7 @@ from tests.support.processes import Processes, exact, write_experiment
 from txl_jax.checkpoint import manifest
 from txl_jax.checkpoint.save_restore import read_manifests
 
-QUIET_SECONDS = 13.0  # of an undisturbed run, once it is compiled
+QUIET_SECONDS = 13.0  # duration of an undisturbed run, once it is compiled
 FIELDS: dict[str, Any] = {
     "train.num_steps": 119,
     "train.segments_per_call": 4,
@@ -55,8 +55,8 @@ FIELDS: dict[str, Any] = {
 UNIFORM = FIELDS | {"train.num_steps": 120, "checkpoint.every_steps": 24}
 
 
-# The function that begins a moment, the number of its first calls of which one is
-# chosen, and the seconds that the moment lasts on a quiet machine.
+# For each moment: the function that begins it, the number of first calls from which
+# one is drawn, and the moment's seconds on a quiet machine.
 MOMENTS = {
     "import": ("", "", 1, 3.0),
     "compilation": ("txl_jax.cli.training_run", "train", 1, 4.0),
@@ -90,7 +90,7 @@ else:
 from txl_jax.main import main
 sys.exit(main())
 """
-# The moments of the kills of a round: the one of each tuple that was tried least.
+# Moments of a round's kills: from each tuple the one that was tried least.
 EARLY = "import", "compilation", "training", "save", "validation"
 LATE = "import", "compilation", "evaluation", "sample", "end"
 ROUND = EARLY, EARLY[2:], EARLY[2:], LATE, LATE[2:], LATE[2:]
@@ -98,7 +98,7 @@ TIMES = ("seconds", "per_second", "workdir", "sample", "picture")
 
 
 class Run(NamedTuple):
-    """A folder with an experiment and its run, on one device of each process."""
+    """A folder with an experiment and its run, on one device for each process."""
 
     folder: Path
     processes: int = 1
@@ -161,7 +161,7 @@ class Run(NamedTuple):
         with contextlib.suppress(subprocess.TimeoutExpired):
             run.all[index].wait(delay)
         run.all[index].kill()
-        if name == "import":  # the others would wait for it
+        if name == "import":  # the other processes would wait for it
             run.kill()
         statuses = run.wait()
         # The others notice the death at once, succeed, or are aborted by jax.
@@ -174,7 +174,7 @@ class Run(NamedTuple):
         return statuses[index] != 0
 
     def result(self) -> dict[str, Any]:
-        """Returns all that must be reproduced, such as the checksums of all arrays."""
+        """Returns all that must be reproduced, such as checksums of all arrays."""
         checkpoints, last = self.workdir / "checkpoints", self.fields["train.num_steps"]
         saved = manifest.read(checkpoints / str(last), last)
         assert len(saved.arrays) > 50 and saved.position and saved.position.epoch > 0
@@ -187,7 +187,7 @@ class Run(NamedTuple):
         return {
             "manifest": saved.to_json(),
             "exact": lines,
-            # A kill may leave one more.
+            # A kill may leave an additional checkpoint.
             "checkpoints": [*sorted(found)[-2:], manifest.best(found.values())],
             "scores": {k: v for k, v in result.items() if not k.endswith(TIMES)},
             "sample": (self.workdir / "sample.txt").read_text(),
@@ -201,7 +201,7 @@ def torture(
     """Kills the run `kills` times; returns the numbers of kills, rounds and moments.
 
     minutes: the time after which no further round begins. Raises AssertionError if a
-    round's result differs from that of an undisturbed run.
+    round's result differs from an undisturbed run's.
     """
     rng = random.Random(seed)
     results = []

@@ -28,8 +28,8 @@ from txl_jax.runtime import allocator
 from txl_jax.update.options import OptimConfig, TrainConfig
 
 ROUNDS = 40
-COMPILE = "/jax/core/compile/backend_compile_duration"  # jax's event of a compilation
-SAVE_HANDLES = 6  # open while checkpoints are written: two event loops, three each
+COMPILE = "/jax/core/compile/backend_compile_duration"  # jax's event for a compilation
+SAVE_HANDLES = 6  # open while checkpoints are written: three for each of 2 event loops
 RSS_MB_PER_1000_STEPS = 1.0
 
 MODEL = ModelConfig(
@@ -38,7 +38,7 @@ MODEL = ModelConfig(
 
 
 def soak(steps: int, workdir: Path) -> dict[str, list[float]]:
-    """Trains; returns what was seen after each update, and each one's speed."""
+    """Trains; returns samples after each update, and each update's speed."""
     every = steps // ROUNDS
     train = TrainConfig(
         num_steps=steps, batch_size=8, tgt_len=16, log_every=1, eval_every=every
@@ -94,7 +94,7 @@ def summarize(samples: dict[str, list[float]]) -> dict[str, Any]:
     failures = []
     if len(set(compilations)) > 1:
         failures.append(f"compiled after the first tenth: {compilations}")
-    # A leak of one a round would make it ROUNDS / 2 from half to half.
+    # A leak of one handle a round would add ROUNDS / 2 from half to half.
     if min(handles[5:]) > min(handles[:5]) + SAVE_HANDLES:
         failures.append(f"open files grow: {handles}")
     if not slope < RSS_MB_PER_1000_STEPS:
@@ -103,7 +103,7 @@ def summarize(samples: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Soaks as long as the command line says."""
+    """Soaks for the number of steps on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20_000)
     steps = parser.parse_args().steps

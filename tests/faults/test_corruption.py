@@ -113,7 +113,7 @@ def test_damage_to_any_file_is_noticed_or_harmless(
     capfd: pytest.CaptureFixture[str],
     damages: list[Callable[[Path], None]],
 ) -> None:
-    """The damages take turns; the arrays of the parameters have a bit changed too."""
+    """The damages take turns; parameter arrays always also get a changed bit."""
     paths = [path.relative_to(saved) for path in sorted(newest(saved).rglob("*"))]
     files = [path for path in paths if (saved / path).is_file()]
     assert len(files) > 20
@@ -151,7 +151,7 @@ def test_damage_to_any_file_is_noticed_or_harmless(
 def test_a_missing_or_empty_folder_is_noticed(copied: Path, item: str) -> None:
     shutil.rmtree(newest(copied) / item)
     (newest(copied) / item).mkdir(parents=True)
-    (copied / "checkpoints" / "99").mkdir()  # as a copy that failed leaves it
+    (copied / "checkpoints" / "99").mkdir()  # left by a failed copy
     with contextlib.nullcontext() if item == "training" else pytest.raises(Damaged):
         load(copied, str(NEWER))
     assert resume(copied).step == OLDER
@@ -162,7 +162,7 @@ def test_a_missing_or_empty_folder_is_noticed(copied: Path, item: str) -> None:
 def test_the_step_of_a_damaged_checkpoint_is_saved_again(copied: Path) -> None:
     assert load(copied, "best") == NEWER
     (newest(copied) / "record" / "metadata").unlink()
-    assert load(copied, "best") == OLDER, "the best of the others"
+    assert load(copied, "best") == OLDER, "the best of the intact ones"
     for again in (1, 2):
         with closing(save_restore.Checkpoints(copied, CheckpointConfig())) as manager:
             restored = manager.restore(like(STATES[0]))

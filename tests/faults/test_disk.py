@@ -1,7 +1,7 @@
 """A checkpoint that cannot be written is reported, and the run continues.
 
-A limit on the size of files, which the kernel imposes on every thread, stands for a
-full disk; a file in place of the folder stands for a lost disk.
+A limit on the size of files, which the kernel imposes on every thread, simulates a full
+disk; a file with the folder's name simulates a lost disk.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ LIMIT_BYTES = 3000
 
 @pytest.fixture(autouse=True)
 def quiet_orbax() -> Iterator[None]:
-    """Keeps orbax's tracebacks out of stderr, which is a file with a limit as well."""
+    """Keeps orbax's tracebacks out of stderr, a file with the same limit."""
     verbosity = absl_logging.get_verbosity()
     absl_logging.set_verbosity(absl_logging.FATAL)
     yield
@@ -58,7 +58,7 @@ def full_disk(limit_bytes: int = LIMIT_BYTES) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost_disk(folder: Path) -> Iterator[None]:
-    """Puts a file where the folder was."""
+    """Replaces the folder by a file."""
     away = folder.with_name("away")
     folder.rename(away)
     folder.touch()
@@ -91,7 +91,7 @@ def on_disk(manager: Checkpoints) -> list[str]:
     return sorted(path.name for path in Path(manager.folder).iterdir())
 
 
-# Faults of the checkpoints' folder, and a part of the line that reports each.
+# Faults of the folder of checkpoints, and a part of the line that reports each.
 TROUBLES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "full": (lambda folder: full_disk(), "(File too large: "),
     "lost": (lost_disk, "(NotADirectoryError: "),
@@ -135,7 +135,7 @@ def test_a_failed_save_is_reported_and_keeps_older_checkpoints(
 def test_closing_reports_a_failure_that_was_not_polled(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first save compiles what the second needs, whose cache has no room."""
+    """The first save compiles for the second, when the cache has no room."""
     for disk in (contextlib.nullcontext(), full_disk()):
         shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
         with disk, Checkpoints(tmp_path, CheckpointConfig()) as manager:
@@ -154,7 +154,7 @@ def train(workdir: Path, num_steps: int) -> dict[str, Any]:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Is full from the checkpoint or the metrics of one step to the next metrics."""
+    """A disk that is full from a step's checkpoint or metrics to the next metrics."""
     full = contextlib.ExitStack()
     disk = SimpleNamespace(checkpoint=-1, metrics=-1, repair=full.close)
     save, validated = Checkpoints.save, MetricsLog.validated

@@ -44,14 +44,14 @@ def program(*argv: str, start: str = "", **options: Any) -> subprocess.Popen[str
 
 
 def error_of(run: subprocess.Popen[str]) -> str:
-    """Returns what a program has written to stderr when it has ended."""
+    """Waits for the end of a program; returns its stderr."""
     return run.communicate(timeout=LIMIT_SECONDS)[1]
 
 
 @pytest.mark.parametrize("name, status", [("SIGTERM", -15), ("SIGINT", -2)])
 def test_a_signal_before_a_training_ends_at_once(name: str, status: int) -> None:
     start = ALARM.format(name=name, module="jax")
-    # It waits for a second process, which is never started.
+    # The program waits for a second process, which is never started.
     first, _ = pair()
     run = program("--config=quickstart", "--mode=prepare", start=start, env=first)
     error = error_of(run)
@@ -168,7 +168,7 @@ def test_advice_on_too_little_memory_fits_the_mode(mode: str, advice: str) -> No
     assert device_error(RuntimeError("INTERNAL: a bug"), mode) == ""
     error = RuntimeError("INTERNAL: CUDNN_STATUS_NOT_SUPPORTED\nin cuda_dnn.cc")
     assert "STATUS_NOT_SUPPORTED): set model.kernel to" in device_error(error, mode)
-    error = RuntimeError("DNN library initialization failed.")  # XLA's own words
+    error = RuntimeError("DNN library initialization failed.")  # XLA's message
     assert "failed.): set model.kernel to" in device_error(error, mode)
 
 
@@ -220,7 +220,7 @@ def test_processes_that_disagree_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-# Reasons to refuse one of two processes: after they have connected, and in its mode.
+# Reasons to refuse one of two processes, after they have connected and in its mode.
 REFUSALS = {
     "device": ({"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}, "no device"),
     "folder": ({"TFDS_DATA_DIR": __file__}, "set data.data_dir"),
@@ -233,7 +233,7 @@ REFUSALS = {
 def test_a_refusal_of_one_process_ends_the_other(
     tmp_path: Path, cause: str, index: int
 ) -> None:
-    """The other one loses it, whatever it waits for."""
+    """The other one notices the loss, whatever it waits for."""
     tiny = processes.write_experiment(tmp_path)
     tiny.write_text(
         tiny.read_text().replace(f"data_dir={str(tmp_path / 'data')!r}", "")

@@ -57,8 +57,8 @@ ROWS = [
     if line and not line.startswith("#")
 ]
 FEW, MANY = 25, 2000  # arbitrary inputs of each kind
-SECONDS = 1.0  # of the processor, for an input on average
-MEGABYTES = 300  # that all inputs of a kind may add to the largest memory so far
+SECONDS = 1.0  # of processor time for an input, on average
+MEGABYTES = 300  # largest growth of the peak memory by all inputs of a kind
 
 
 # Arbitrary inputs
@@ -87,7 +87,7 @@ def encode(text: str) -> bytes:
 
 
 def edited(*files: Path) -> Strategy:
-    """Makes one of the files with a few places changed, longer or shorter; or cut."""
+    """Makes one of the files with a few places changed, inserted or removed, or cut."""
 
     def edit(data: bytes, edits: list[tuple[float, bytes, int]], kept: float) -> bytes:
         for place, more, fewer in edits:
@@ -108,7 +108,7 @@ class Reader(NamedTuple):
     name: str
     read: Callable[[Path], object]
     base: Any = None
-    more: Strategy = st.nothing()  # arbitrary inputs of its own
+    more: Strategy = st.nothing()  # arbitrary inputs for this reader
 
     def write(self, state: Any) -> bytes:
         """Returns the file of a JSON object."""
@@ -181,13 +181,13 @@ def read_vocab(path: Path) -> None:
     for text in ("a b\nc", "\0é😀", ""):
         try:
             vocab.decode(vocab.encode(text))
-        except UserError:  # of a character that is not in the vocabulary
+        except UserError:  # a character is not in the vocabulary
             pass
     vocab.decode(range(len(vocab)))
 
 
 def no_training(row: configs.Config, workdir: Path) -> NoReturn:
-    """Stands for the training of a run that is not finished."""
+    """Stands in for training an unfinished run."""
     raise UserError(f"{workdir} is not finished")
 
 
@@ -381,7 +381,7 @@ ARBITRARY: dict[str, tuple[Callable[[Path, Any], object], Strategy]] = {
 def test_valid_input_is_read_and_any_other_is_read_or_refused_in_one_line(
     kind: str, examples: int, tmp_path: Path
 ) -> None:
-    """In bounded time and memory."""
+    """Time and memory are bounded."""
     read, inputs = ARBITRARY[kind]
     if kind in READERS and (base := READERS[kind].base):
         read(tmp_path, READERS[kind].write(base))

@@ -22,7 +22,7 @@ KILLS = int(os.environ.get("TXL_JAX_KILLS", 50))
 
 
 class Pair:
-    """Starts of one run of two processes, each of which has a proxy of its own."""
+    """Starts one run of two processes, each with its own proxy."""
 
     def __init__(self, store: Store, folder: Path, workdir: str):
         self.store, self.folder, self.workdir = store, folder, workdir
@@ -41,7 +41,7 @@ class Pair:
         return Processes(self.folder, *flags, count=count, environments=environments)
 
     def result(self, workdir: str = "") -> dict[str, Any]:
-        """Returns what must not depend on kills: metrics and the last checkpoint."""
+        """Returns metrics and the last checkpoints, which must not depend on kills."""
         workdir = workdir or self.workdir
         lines = self.store.read(f"{workdir}/metrics.jsonl").splitlines()
         rows = [json.loads(line) for line in lines]
@@ -62,7 +62,7 @@ def pair(store: Store, tmp_path: Path, remote: str) -> Iterator[Pair]:
 
 
 def kill_at(run: Processes, proxy: Proxy, index: int, deadly: int) -> None:
-    """Lets process `index` be killed at its storage call number `deadly`."""
+    """Kills process `index` at its storage call number `deadly`."""
 
     def hook(method: str, path: str) -> int | None:
         if len(proxy.calls) >= deadly:
@@ -145,7 +145,7 @@ def has_said(run: Processes, words: str) -> Callable[[], bool]:
 
 
 def kind(call: str) -> str:
-    """Returns what a call does, as the store's prices distinguish it."""
+    """Returns the kind of a call, by which the store's prices differ."""
     method, _, path = call.partition(" ")
     address = path.partition("?")[0]
     if method != "GET":

@@ -10,7 +10,7 @@ from tests.support.processes import Processes
 
 @pytest.mark.long
 def test_a_long_run_does_not_grow(tmp_path: Path) -> None:
-    """In a process of its own, whose memory is the run's."""
+    """The run has its own process, so that its memory can be measured."""
     soak = ("-m", "tests.faults.soak")
     run = Processes(tmp_path, "--steps=20000", python=soak, count=1)
     run.wait()

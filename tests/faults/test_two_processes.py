@@ -7,7 +7,7 @@ import pytest
 from tests.support.processes import Processes
 
 # Process 0 loses the folder in step 2, and cannot write its part of step 4; process 1
-# cannot write its part of step 3. The other one waits for the limit.
+# cannot write its part of step 3. The other process waits until the time limit.
 SAVES = """
 import sys, time
 from contextlib import nullcontext

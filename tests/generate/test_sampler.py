@@ -24,13 +24,13 @@ from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import sharding
 
-# As drawn, and rounded to quarters so that tokens tie.
+# Random numbers, also rounded to quarters so that tokens tie.
 LOGITS_BV = 2 * jax.random.normal(jax.random.key(0), (4, 50))
 LOGITS_BV = jnp.concatenate([LOGITS_BV, jnp.round(LOGITS_BV * 4) / 4])
 
 
 def allowed_V(logits_V: Array, config: GenerateConfig) -> np.ndarray:
-    """Returns which tokens may be drawn; those tied with the last one are kept."""
+    """Returns which tokens may be drawn; ties with the last one are kept."""
     scaled_V = np.asarray(logits_V, np.float64) / config.temperature
     likeliest = np.argsort(-scaled_V)
     if config.top_k:
@@ -82,7 +82,7 @@ def oracle_nll(config: Any, text_T: np.ndarray, bounds: list[int]) -> list[float
 
 
 def test_memory_is_carried_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each stream by itself, however many tokens are fetched at once."""
+    """Each stream has its own, however many tokens are fetched at once."""
     second = dataclasses.replace(MEMORY, seed=MEMORY.seed + 1)
     alone_T = sampler.sample(tiny.CONFIG, PARAMS, PROMPT, second)
     monkeypatch.setattr(sampler, "EVERY", 5)
@@ -92,14 +92,14 @@ def test_memory_is_carried_between_tokens(monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_array_equal(tokens_BT[1], alone_T)
     for prompt, tokens_T, nll_T in zip(PROMPTS, tokens_BT, nll_BT, strict=True):
         text_T, last = np.r_[prompt, tokens_T], len(prompt) - 1
-        # The last token of the prompt is read with the first one of the sample.
+        # The last token of the prompt is read together with the sample's first one.
         bounds = [*range(0, last, 3), *range(last, len(text_T))]
         expected = oracle_nll(tiny.config(mem_len=4), text_T, bounds)
         tiny.assert_close(nll_T, expected[last:])
 
 
 def test_long_prompts_are_split_over_devices() -> None:
-    """Of one or two streams, with the samples of one device; short ones are not."""
+    """The samples equal one device's; short prompts are not split."""
     mesh = make_mesh(MeshConfig(data=1, segments=4), jax.devices()[:4])
     params = jax.device_put(PARAMS, sharding(mesh, ""))
     tokens_T = tiny.make_tokens(1, 60)[0]
@@ -176,7 +176,7 @@ LEARNED = {"position": "learned", "n_position": 4}
 def test_a_window_is_read_again_for_every_token(
     config: GenerateConfig, window: int, model: dict[str, Any]
 ) -> None:
-    """A long memory; filling and then sliding; as many as are learned.
+    """Windows: longer than the text; filling, then sliding; of all learned positions.
 
     Tokens beyond the vocabulary are never drawn.
     """

@@ -1,4 +1,4 @@
-"""Samples as text: their prompts, seeds, ends, scores and how they are shown.
+"""Samples as text: their prompts, seeds, ends, scores and display.
 
 Dims: T tokens of prompt and continuation.
 """
@@ -48,7 +48,7 @@ def test_samples_depend_on_prompt_and_seed_and_have_scores(tmp_path: Path) -> No
     described = several[0].describe(7)
     assert (described["step"], described["tokens"]) == (7, 40)
     assert described["nll"] == pytest.approx(np.mean(several[0].token_nlls))
-    # A single one is the same, and is shown as it grows.
+    # A single sample has the same text, and is shown as it grows.
     shown: list[str] = []
     (single,) = draw(shown.append, seed=8, prompt="a dog is a")
     assert "".join(shown) == single.text + "\n"
@@ -58,7 +58,7 @@ def test_samples_depend_on_prompt_and_seed_and_have_scores(tmp_path: Path) -> No
 
 
 def test_a_context_comes_from_the_split() -> None:
-    """Each sample draws its own by its own seed, so a single one can be repeated."""
+    """Each sample's seed draws its context, so a single sample can be repeated."""
 
     def contexts(**fields: Any) -> list[list[int]]:
         drawn = texts.draw_contexts(make_config(**fields), SPLIT_T, "test")
@@ -113,11 +113,11 @@ def test_a_sample_ends_before_its_stop() -> None:
     across = grow("the", "a cat")
     assert (across.text, across.token_texts) == ("the dog . ", [" dog", " .", " a"])
     settled = grow("the", "is it").settled()
-    assert settled == "the dog . a cat . i", "all but what may become the stop"
+    assert settled == "the dog . a cat . i", "all but the possible beginning of a stop"
 
 
 def test_text_grows_as_it_is_decoded() -> None:
-    """Characters that are cut between two parts, and bytes that are no text."""
+    """Characters may be cut between two parts, and bytes may be no text."""
     data = "a€😀".encode() + b"\xff\x80b" + "é".encode()[:1]
     sample = Sample(ByteVocab(), np.array([*data[:2]]), 3)
     assert sample.prompt == "a\ufffd"

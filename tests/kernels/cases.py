@@ -37,7 +37,7 @@ class Case(NamedTuple):
     L: int
     M: int
     oldest: str = "everything"
-    rate: float = 0.0  # of dropout
+    rate: float = 0.0  # the dropout rate
     absent: tuple[str, ...] = ()
     B: int = 2
     H: int = 2
@@ -45,11 +45,11 @@ class Case(NamedTuple):
 
     @property
     def dropout(self) -> AttentionDropout | None:
-        """The dropout, of streams from 5 on and heads from 3 on."""
+        """The dropout, for streams from 5 on and heads from 3 on."""
         return AttentionDropout(self.rate, jnp.uint32(7), 5, 3) if self.rate else None
 
     def inputs(self, seed: int = 0) -> dict[str, Any]:
-        """Returns the arrays, all exact in bfloat16, and so are q + u and q + w."""
+        """Returns the arrays; all, and q + u and q + w, are exact in bfloat16."""
         rng = np.random.default_rng(seed)
         sizes = self._asdict() | {"K": self.M + self.L, "R": self.M + self.L}
         inputs: dict[str, Any] = {}
@@ -64,7 +64,7 @@ class Case(NamedTuple):
 
 
 def pack(inputs: dict[str, Any], dropout: AttentionDropout | None = None) -> Operands:
-    """Returns the arrays, by name, as a kernel takes them."""
+    """Returns the arrays as a kernel's operands."""
     position = PositionTerms(*(inputs[name] for name in POSITION))
     others = {name: x for name, x in inputs.items() if name not in POSITION}
     return Operands(**others, position=position, dropout=dropout)
@@ -82,7 +82,7 @@ def cast(inputs: dict[str, Any], dtype: Any) -> dict[str, Any]:
 def differentiate(
     kernel: Kernel, inputs: dict[str, Any], dropout: AttentionDropout | None = None
 ) -> tuple[jax.Array, dict[str, Any]]:
-    """Returns (o_BLHA, the gradients of a fixed weighting of it by every input)."""
+    """Returns (o_BLHA, the gradients of a weighted sum of it by every input)."""
     rng = np.random.default_rng(9)
     weight_BLHA = rng.integers(-4, 5, inputs["q_BLHA"].shape) / 4
     floats = {name: x for name, x in inputs.items() if name != "oldest_BL"}
@@ -108,10 +108,10 @@ def assert_agree(
     expected: tuple[jax.Array, dict[str, Any]],
     tolerance: float = tiny.FLOAT32,
 ) -> None:
-    """Compares two results of `differentiate`, each array by its greatest number.
+    """Compares two results of `differentiate`, relative to each array's maximum.
 
-    Where every query sees one key, all gradients of scores are 0 but for rounding,
-    which is relative to those that cancelled: the values'.
+    If every query sees a single key, all gradients of scores are 0 but for rounding,
+    which is relative to the gradients of the values.
     """
     scale = np.abs(np.asarray(expected[1]["v_BKHA"], np.float64)).max()
 

@@ -88,7 +88,7 @@ def test_hidden_tiles_are_not_computed() -> None:
 
 
 def greatest_array(compiled: Any) -> int:
-    """Returns the elements of the greatest array in a compiled program."""
+    """Returns the number of elements of the largest array in a compiled program."""
     shapes = re.findall(r"\w\[([\d,]+)\]", compiled.as_text())
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 

@@ -1,6 +1,6 @@
 """The kernel `cudnn` agrees with the einsum kernel, up to rounded position scores.
 
-The library's own attention takes the place of cuDNN's, which needs a GPU.
+JAX's own attention stands in for cuDNN's, which needs a GPU.
 """
 
 import functools
@@ -35,7 +35,7 @@ KERNEL = functools.partial(cudnn.rel_attention, implementation="xla")
 BY_DISTANCE = ("r_RHA", "u_HA", "w_HA")
 
 CASES = [
-    Case(8, 8, "filling", absent=("bias_HR",)),  # the paper's
+    Case(8, 8, "filling", absent=("bias_HR",)),  # the paper's positions
     Case(7, 8, "random"),  # an odd number of queries and of keys
     Case(9, 8, "documents", absent=POSITION),  # rotary, or learned positions
     Case(6, 9, "same_length", absent=BY_DISTANCE),  # ALiBi, T5
@@ -76,7 +76,7 @@ def test_a_query_without_keys_gives_no_nan(dtype: Any) -> None:
 
 
 def test_hidden_keys_are_finite_in_float16() -> None:
-    """The library's attention has no float16 on a CPU."""
+    """JAX's attention has no float16 on a CPU."""
     oldest_BL = jnp.full((1, 3), 2)
     bias_HBLK = cudnn.shift_and_mask(jnp.ones((1, 1, 3, 5), "float16"), oldest_BL, 5, 5)
     rows = [
@@ -115,7 +115,7 @@ def test_the_check_of_a_device_finds_faults() -> None:
 
 
 class Gpu:
-    """A device, as far as the choice of a kernel reads it."""
+    """A device with the attributes that the choice of a kernel reads."""
 
     def __init__(self, capability: str = "9.0"):
         self.compute_capability = capability

@@ -49,7 +49,7 @@ def test_gradients_in_bfloat16_are_summed_in_float32() -> None:
 
 
 def test_a_gpu_has_few_blocks_for_the_expected_tokens() -> None:
-    """Those of wt103_nvidia; elsewhere the number of blocks depends on the tokens."""
+    """Here for wt103_nvidia; elsewhere the number of blocks depends on the tokens."""
     axes, device = (AxisType.Auto,) * 4, AbstractDevice("H100", None, "gpu")
     mesh = AbstractMesh((1, 1, 1, 1), AXES, axis_types=axes, abstract_device=device)
     T, ends = 104 * 192, (0, 20_000, 40_000, 200_000, 267_735)
@@ -70,7 +70,7 @@ def test_a_gpu_has_few_blocks_for_the_expected_tokens() -> None:
 
 
 def test_the_logits_are_never_stored() -> None:
-    """And no copy of a table, of which there is one gradient."""
+    """Nor is a copy of a table; a table has one gradient array."""
     V, D, T = 60_000, 8, 2_000
     config = tiny.config(vocab_size=V, cutoffs=(1000, 5000), div_val=2)
     params = nn.unbox(abstract_params(config))["embedding"]

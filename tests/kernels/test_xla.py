@@ -1,4 +1,4 @@
-"""The einsum kernel computes the formula, and its dropout the stated hash."""
+"""The einsum kernel computes the formula, and dropout from the stated hash."""
 
 import math
 from typing import Any
@@ -94,7 +94,7 @@ def literal_murmur3(x: int) -> int:
 
 
 def test_dropout_is_the_stated_hash() -> None:
-    # 0x514E28B7 is MurmurHash3_x86_32 of no bytes with seed 1.
+    # 0x514E28B7 is MurmurHash3_x86_32 of an empty input with seed 1.
     assert (literal_murmur3(0), literal_murmur3(1)) == (0, 0x514E28B7)
     rate, seed, stream0, head0 = 0.3, 2**32 - 1, 5, 7
     dropout = AttentionDropout(rate, jnp.uint32(seed), stream0, head0)

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Stands in for a program of a cloud, a cluster or a machine: the one it is named after.
+# Stands in for the program of a cloud, a cluster or a machine whose name it has.
 #
 # The folder $WORLD holds the state as files:
 #   calls     each call as its arguments, separated by \x1f and ended by \x1e; a newline
 #             in them is \x1d, because bash writes line by line, and calls may overlap
-#   resource  the state of the queued resource, `node` that of the slice: a line per
+#   resource  the state of the queued resource, `node` the slice's: a line per
 #             description, of which the last one stays
-#   trouble   a line per failure to come: a word of the call, the status, and `late` if
+#   trouble   a line per future failure: a word of the call, the status, and `late` if
 #             the call does its work before it fails
 #   workers   a home for each machine
-#   exits     what the training on a machine does, a line per run
+#   exits     the behaviour of the training on a machine, a line per run
 set -u
 program=${0##*/}
 

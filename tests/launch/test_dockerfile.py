@@ -13,13 +13,13 @@ INSTRUCTIONS = [
 ]
 
 
-def of(name: str) -> list[str]:
+def arguments(name: str) -> list[str]:
     """Returns the arguments of all instructions of a name."""
     return [rest for each, rest in INSTRUCTIONS if each == name]
 
 
 def test_each_device_has_a_stage_with_its_extra() -> None:
-    stages = dict(zip(of("FROM"), of("RUN")[1:], strict=True))
+    stages = dict(zip(arguments("FROM"), arguments("RUN")[1:], strict=True))
     setup = (world.ROOT / "setup.py").read_text("utf-8")
     for stage, extra in (("cpu", "gcs"), ("gpu", "cuda13"), ("tpu", "tpu")):
         install = stages[f"base AS {stage}"]
@@ -30,7 +30,7 @@ def test_each_device_has_a_stage_with_its_extra() -> None:
 
 def test_the_context_has_what_is_copied_and_nothing_else() -> None:
     ignore = (LAUNCH / "Dockerfile.dockerignore").read_text("utf-8").split()
-    copied = {source for rest in of("COPY") for source in rest.split()[1:-1]}
+    copied = {source for rest in arguments("COPY") for source in rest.split()[1:-1]}
     assert ignore[0] == "*"
     assert {line[1:] for line in ignore if line.startswith("!")} == copied
     assert all((world.ROOT / source).exists() for source in copied)

@@ -75,7 +75,7 @@ def test_the_pods_fill_the_slice_and_are_not_restarted_in_place() -> None:
 
 @pytest.mark.parametrize("slices", [1, 2])
 def test_several_slices_need_only_another_number_of_replicas(slices: int) -> None:
-    """A node pool each; the streams divide."""
+    """Each has a node pool, and the streams are divisible by all chips."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     manifest = copy.deepcopy(MANIFEST)
     (slice_,) = manifest["spec"]["replicatedJobs"]

@@ -12,7 +12,7 @@ ROWS = set(re.findall(r"^\| `(\w+)` \|(?:.*\|){5}$", TEXT, re.M))
 
 
 def test_the_first_command_can_be_run_and_fits_the_slice(tmp_path: Path) -> None:
-    """The paper's 60 streams do not divide over 16 chips; those of the command do."""
+    """16 chips cannot share the paper's 60 streams, but can share the command's."""
     ((program, *rest),) = [
         shlex.split(line)
         for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S)

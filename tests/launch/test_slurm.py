@@ -42,7 +42,7 @@ def test_trains_in_every_task(cluster: dict[str, str], tmp_path: Path) -> None:
     assert not world.calls(tmp_path, "requeue")
 
 
-# The ends, the state of the job, its restarts, its status, and whether it is requeued.
+# The tasks' ends, the job's state, restarts and status, and whether it is requeued.
 @pytest.mark.parametrize(
     "case",
     [

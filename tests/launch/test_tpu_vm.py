@@ -44,7 +44,7 @@ def verbs(folder: Path) -> list[str]:
 
 
 def trained(folder: Path) -> int:
-    """Returns how often a process of the training was started."""
+    """Returns the number of training processes that were started."""
     return len(world.calls(folder, "training", "txl_jax.main"))
 
 
@@ -160,8 +160,8 @@ def test_a_share_that_cannot_be_mounted_ends_the_run_before_training(
     assert len(world.calls(tmp_path, "delete")) == 1, "no more costs"
 
 
-# For each: what both processes do, the faults of the cloud, the status, a part of the
-# message, and how often the slice is created, processes start and deletion is tried.
+# For each case: the ends of both processes, the faults of the cloud, the status, a part
+# of the message, and the numbers of creations, started processes and deletions.
 DONE, TRACKED, ONCE = (0, 0), ("followed 1", "followed 1"), (1, 2, 1)
 OUTCOMES: dict[str, tuple[Any, str, int, str, tuple[int, ...]]] = {
     "a mistake": ((2, 75), "", 2, "", ONCE),

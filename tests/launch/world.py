@@ -9,7 +9,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.sh")
-LIMIT_SECONDS = 1800  # of any wait; a quiet machine needs a hundredth
+LIMIT_SECONDS = 1800  # for any wait; a quiet machine needs a hundredth
 # A worker's programs.
 MACHINE = ("python3", "curl", "sudo", "findmnt", "mount", "apt-get", "training")
 
@@ -31,7 +31,7 @@ def make(folder: Path, *programs: str) -> dict[str, str]:
 
 
 def plan(folder: Path, *runs: tuple[Any, ...]) -> None:
-    """Plans the training: for each run, what each process does."""
+    """Plans the training: the behaviour of each process in each run."""
     for place in range(len(runs[0])):
         lines = "".join(f"{run[place]}\n" for run in runs)
         (folder / "exits" / str(place)).write_text(lines)

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 # Files of the package, each with its faults: a name, the tests that run first, the code
-# to replace, which stands once in the file, and the faulty code.
+# to replace, which must occur once in the file, and the faulty code.
 FAULTS = """
 model/memory/cache.py
   no stop-gradient: promises/test_gradients.py
@@ -36,7 +36,7 @@ kernels/xla.py
   scores are not scaled: kernels/test_xla.py
     - score_HBLK *= A**-0.5
     + score_HBLK *= A**-0.25
-  u in place of w: kernels/test_xla.py
+  u instead of w: kernels/test_xla.py
     - position_HBLA = heads_first(with_bias(q_BLHA, w_HA))
     + position_HBLA = heads_first(with_bias(q_BLHA, u_HA))
   attention dropout does not rescale: kernels model
@@ -55,7 +55,7 @@ kernels/cudnn.py
   gradients move to the next distance: kernels/test_cudnn.py
     - pad_front(grad_HBYL, 1, axis=2)
     + jnp.pad(grad_HBYL, ((0, 0), (0, 0), (0, 1), (0, 0)))
-  the nearest keys' gradient is that of the farthest: kernels/test_cudnn.py
+  nearest keys have the farthest keys' gradient: kernels/test_cudnn.py
     - grad_HBLK[..., K - Y :]
     + grad_HBLK[..., :Y]
 kernels/cluster.py
@@ -212,7 +212,7 @@ evaluate/perplexity.py
 
 
 class Mutant(NamedTuple):
-    """One fault: `old`, which stands once in the file, becomes `new`."""
+    """One fault: `old`, which occurs once in the file, becomes `new`."""
 
     name: str
     path: str

@@ -19,7 +19,7 @@ from tests.mutants.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 SKIPPED = shutil.ignore_patterns(".git", ".venv", "__pycache__", "_build", "build")
-SECONDS = 7200  # after which a test run that hangs counts as failed
+SECONDS = 7200  # limit of a test run; a longer one counts as failed
 
 
 def run_tests(folder: Path, processes: int, *paths: str) -> str:

@@ -16,7 +16,7 @@ from txl_jax.errors import RETRY, Interrupted
 def trained(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> list[str]:
-    """Replaces training; returns the runs made so far, of which one is interrupted."""
+    """Replaces training; returns the runs made so far, one of them interrupted."""
     runs: list[str] = []
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The maps show the model's attention, and each term of its score.
+"""The maps show the model's attention, in total and for each term of the score.
 
 Dims: B = 1 stream, L segment, K keys, R distances, N layers, H heads, A head, D model,
 I targets shown.
@@ -32,7 +32,7 @@ EVAL = EvalConfig(tgt_len=L, mem_len=SPAN, max_tokens=3 * L)
 
 @functools.cache
 def read_segments(config: ModelConfig) -> Any:
-    """Returns a third segment's attention, by the model and as it is mapped.
+    """Returns a third segment's attention, from the model and from the maps.
 
     For each layer: the sublayer's input and output, the values, the probabilities of
     each term, and their inputs.
@@ -100,7 +100,7 @@ def test_terms_match_section_3_3() -> None:
     params = tiny.make_params(config)
     _, _, p, layers = read_segments(config)
     own, (q, k, *_) = params["layers"]["attention"], layers[1]
-    # Of layer 1, the last query, head 1; distance d is key K - 1 - d.
+    # Layer 1, the last query, head 1; distance d is key K - 1 - d.
     q_A, k_RA = q[0, -1, 1], k[0, ::-1, 1][:SPAN]
     R_RD = np.stack([position_encoding(d, tiny.D, 0) for d in range(SPAN)])
     r_RA = R_RD @ own["r"][1, 1].T

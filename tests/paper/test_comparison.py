@@ -32,7 +32,7 @@ def test_the_best_length_is_the_shortest_that_reaches_the_best() -> None:
     ],
 )
 def test_costs_beyond_the_spread_count(shaw: tuple[float, ...], verdict: str) -> None:
-    """Runs of one seed are compared, although the seeds differ by 0.4."""
+    """Runs of the same seed are compared, although seeds differ by 0.4."""
     ours = (10.0, 10.2, 10.4)[: len(shaw)]
     results = {"wt103_128m": made(*ours), "wt103_shaw": made(*shaw)}
     compared = comparison.compare("6", results)[0]

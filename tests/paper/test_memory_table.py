@@ -44,7 +44,7 @@ def test_all_kinds_have_as_many_parameters_and_tokens(task: str) -> None:
 def test_an_interrupted_table_resumes(
     tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second run is interrupted; a result is kept for its config alone."""
+    """The second run is interrupted; a result is kept only for the same config."""
 
     def measure(task: str, row: Config, *_: object) -> dict[str, Any]:
         nll = 2.0 + 0.01 * (row.train.seed % 2) - 0.1 * (row.model.mem_len > 0)
@@ -96,7 +96,7 @@ def test_a_verdict_needs_three_seeds_and_a_difference_above_their_spread() -> No
 
 
 def test_tokens_are_scored_in_the_order_of_the_text() -> None:
-    """In three streams, each of which starts cold."""
+    """There are three streams, each of which starts cold."""
     params, text_T = tiny.make_params(), tiny.make_tokens(1, 40)[0]
     loaded = tiny.loaded(params)
     options = EvalConfig(streams=3, tgt_len=4, mem_len=64)

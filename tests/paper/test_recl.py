@@ -1,4 +1,4 @@
-"""RECL: kept losses, contexts of exact lengths, and the gains by hand.
+"""RECL: saved losses, contexts of exact lengths, and gains computed by hand.
 
 Dims: I models, C contexts, T positions, B windows.
 """
@@ -89,13 +89,13 @@ def test_kept_losses(
     assert saved == json.loads(json.dumps(result))
     kept = sorted(tmp_path.glob("losses/*/*.npz"))
     assert [path.name for path in kept] == ["12.npz", "4.npz", "8.npz"] * 2
-    # As after a kill: one context is missing, one is damaged. Only they are read.
+    # As after a kill, one context is missing and one is damaged. Only they are read.
     kept[0].unlink()
     kept[4].write_bytes(kept[4].read_bytes()[:100])
     scored.clear()
     again = recl.run(options, tmp_path, {})
     assert sorted(scored) == [4, 12] and again["members"] == result["members"]
-    # Another evaluation of the same models, or of other positions, is measured again.
+    # Other evaluation settings or other positions are measured again.
     scored.clear()
     recl.run(options, tmp_path, {"eval.clamp_len": 2})  # the same for both
     monkeypatch.setattr(recl, "POSITIONS", 3)
@@ -119,7 +119,7 @@ def test_absolute_positions_read_no_more_than_their_window(
     assert scored == [4, 8, 12, 4, 6]
     assert (a["full_context_tokens"], b["full_context_tokens"]) == (0, 6)
     assert b["ppl"][1] == b["ppl"][2] < b["ppl"][0]
-    # It is worse than the other at any length, which has 12 tokens and more.
+    # The model is worse at any length than the other, which has 12 tokens and more.
     assert (a["recl_tokens"]["1"], a["ended"]["1"]) == (12, False)
     assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (4, True)
     alone = dataclasses.replace(options, workdirs=options.workdirs[1:])
@@ -179,14 +179,14 @@ def test_losses_depend_on_the_exact_context(mem_len: int, segments: int) -> None
         tgt_len = options.tgt_len if mem_len else context
         tiny.assert_close(actual_T, oracle(config, context, tgt_len))
         assert reported == [(3, 7), (6, 7), (7, 7)]
-        # Not one bit depends on anything before the context; the rest does.
+        # No bit depends on anything before the context; but tokens inside it matter.
         before_T, inside_T = TEXT_T.copy(), TEXT_T.copy()
         before_T[: POSITIONS[0] - context] = 0
         inside_T[POSITIONS[0] - context] = (TEXT_T[POSITIONS[0] - context] + 1) % tiny.V
         first = POSITIONS[:1]
         whole = nll(TEXT_T, first, context, tiny.silent)
         assert nll(before_T, first, context, tiny.silent) == whole
-        if context < 13:  # beyond that the first layer's memory has lost it
+        if context < 13:  # the first layer's memory has lost older tokens
             assert nll(inside_T, first, context, tiny.silent) != whole
 
 
@@ -196,7 +196,7 @@ def test_contexts_are_split_over_devices() -> None:
     params = jax.device_put(PARAMS, sharding(mesh, ""))
     nll = make_context_nll(tiny.CONFIG, options, params, mesh)
     config = evaluation_model(tiny.CONFIG, options)
-    for context in (13, 3):  # a call of 16 tokens, and of one segment
+    for context in (13, 3):  # a call of 16 tokens, and one of a single segment
         actual_T = nll(TEXT_T, POSITIONS, context, tiny.silent)
         tiny.assert_close(actual_T, oracle(config, context, 2))
 
@@ -216,14 +216,14 @@ HAND_ICT = np.array(
 def test_gains_by_hand() -> None:
     baseline_C, gain_IC = gains(HAND_ICT, 1.0)
     np.testing.assert_allclose(baseline_C, np.exp([1.5, 1.0]))
-    # The second model's 2.0 at position 0 is no worse than the best before.
+    # The second model's 2.0 at position 0 is no worse than the group's best.
     absolute = [[math.exp(1.5) - math.e, 0], [0, math.e - math.exp(0.75)]]
     np.testing.assert_allclose(gain_IC, absolute, atol=1e-15)
 
 
 def test_only_the_hardest_positions_count() -> None:
     baseline_C, gain_IC = gains(HAND_ICT, 0.5)
-    # At context 1 position 0 is the hardest; at context 2 both are 1 and it is first.
+    # At context 1 position 0 is the hardest; at context 2 both are 1, and 0 is first.
     np.testing.assert_allclose(baseline_C, np.exp([2.0, 1.0]))
     absolute = [[math.exp(2.0) - math.e, 0.0], [0.0, 0.0]]
     np.testing.assert_allclose(gain_IC, absolute, atol=1e-15)

@@ -108,12 +108,12 @@ def test_flops_of_windows_agree_with_the_compiler(clamp_len: int) -> None:
     memory = jax.eval_shape(lambda p: window_memory(config, p, B, W), own)
     window = tokens_BW, jax.ShapeDtypeStruct((B,), np.int32)
     last = counted(lambda *args: last_nll(config, *args), own, memory, *window)
-    # This kernel makes the scores beyond the diagonal too.
+    # This kernel computes the scores beyond the diagonal too.
     HA, R = 128, clamp_len + 1 if clamp_len else W
     keys = np.arange(1, W + 1)
     hidden = 2 * (W - keys).sum() + (R - np.minimum(keys, R)).sum()
     made = flops["fair"] + (LARGE.n_layer - 1) * 2 * HA * hidden
-    # More elementwise work than in `whole`: the fusions of the last token repeat it.
+    # More elementwise work than in `whole`: the last token's fusions repeat it.
     assert B * made == pytest.approx(last, rel=0.05)
     assert flops["fair"] < flops["sliding"]
 
@@ -122,7 +122,7 @@ def test_flops_of_a_segment_by_hand() -> None:
     sizes = {"vocab_size": 10, "n_layer": 3, "d_model": 4, "n_head": 1, "d_head": 2}
     model = ModelConfig(**sizes, d_inner=5, mem_len=6, position="none")  # type: ignore[arg-type]
     # q, k, v, o: 4 x 2 x 4 x 2; feed-forward: 2 x 2 x 4 x 5; softmax: 2 x 4 x 10.
-    # Scores and values, 2 x 2 x 2 each, of 7, 8, ..., 13 keys: 10 in the mean.
+    # Scores and values, 2 x 2 x 2 each, of 7, 8, ..., 13 keys: 10 on average.
     assert speed.count_flops(model, 1, 7, 6)["cached"] == 3 * (64 + 80 + 80) + 80
     same = dataclasses.replace(model, same_length=True)
     assert speed.count_flops(same, 1, 7, 6)["cached"] == 3 * (64 + 80 + 48) + 80

@@ -1,4 +1,4 @@
-"""The mode `table`: the configs of its rows, and its runs, which resume.
+"""The mode `table`: the configs of its rows, and its runs, which can resume.
 
 Training is replaced by made-up numbers; `tests.cli.test_remote_modes` trains a table.
 """
@@ -21,7 +21,7 @@ from txl_jax.paper.options import TABLES, TableConfig
 
 
 def score(row: Config, workdir: Path, tokens: None) -> dict[str, Any]:
-    """Makes numbers up."""
+    """Makes up numbers."""
     nll = 2.0 + 0.001 * row.train.seed - 0.1 * (row.model.mem_len > 0)
     return {"nll_nats": {str(n): nll for n in table.lengths(row)}, "tokens": 9}
 
@@ -106,10 +106,10 @@ def test_a_row_describes_its_config(number: str, name: str) -> None:
     assert config.train.half_loss == (row.loss == "half")
     first, second = (table.row_config(name, {}, seed) for seed in (0, 1))
     assert differences(second, first) == {"train.seed"}
-    if row.parent:  # the miniatures differ as the published configs do
+    if row.parent:  # miniatures differ in the same fields as the published configs
         published = differences(config, configs.load(row.parent))
         small = differences(shrunk(name), shrunk(row.parent))
-        # More layers bring their unrolling; the sizes of a larger model are not kept.
+        # More layers are unrolled; the sizes of a larger model are not kept.
         assert small - published <= {"model.unroll"}
         larger = {"model.dropout", "train.batch_size", "train.num_steps"}
         assert published - small <= larger and row.parent in TABLES[number]
@@ -123,7 +123,7 @@ def test_a_miniature_has_an_eighth_of_the_lengths_and_takes_overrides() -> None:
     assert (row.train.num_steps, row.train.batch_size) == (80, 4)
     assert (row.train.seed, row.eval.max_tokens) == (1113, table.SCORED)
     assert (row.optim.warmup_steps, row.checkpoint.every_steps) == (8, 20)
-    # The largest distance in training; a table's last row serves all greater ones.
+    # The largest distance in training; a table's last row covers all greater ones.
     assert (shrunk("wt103_128m").eval.clamp_len, row.eval.clamp_len) == (31, 0)
 
 

@@ -1,4 +1,4 @@
-"""Texts of copying and recall: what repeats what, how far back, and what is scored."""
+"""Texts of copying and recall: the answers, their distances, and scored tokens."""
 
 import hashlib
 import json
@@ -24,9 +24,9 @@ from txl_jax.paper.tasks import FIRST_ANSWER, Copying, Recall
 from txl_jax.update.options import TrainConfig
 
 TASK = Copying(12, 5, 4)
-DISTANCE = 17  # of a pattern and its delay
-VALID = "862c02c312d5758b"  # how the SHA-256 of its valid split begins
-RECALLED = "176c187f07ff655a"  # the same of Recall(2, 3, 4)
+DISTANCE = 17  # length of a pattern and its delay
+VALID = "862c02c312d5758b"  # beginning of the SHA-256 of the valid split
+RECALLED = "176c187f07ff655a"  # the same for Recall(2, 3, 4)
 EPISODE = re.compile(rb"([0-9]{0,5})([A-D]{5})([0-9]{12})>([a-d]{5})")
 
 
@@ -44,7 +44,7 @@ def test_an_answer_repeats_the_pattern_at_the_stated_distance() -> None:
 
 
 def test_an_answer_is_the_value_of_the_key_that_precedes_it() -> None:
-    """Of three pairs and a delay of two; keys are asked for in any order."""
+    """With three pairs and a delay of two; keys are asked for in any order."""
     task = Recall(2, 3, 4)
     text, valid = task.text("test"), task.text("valid")
     assert hashlib.sha256(valid).hexdigest().startswith(RECALLED) and text != valid

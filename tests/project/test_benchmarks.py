@@ -101,7 +101,7 @@ def test_pages_are_made_from_the_committed_rows() -> None:
 
 
 def test_only_missing_rows_are_measured(tmp_path: Path) -> None:
-    """Half a row, after a kill, is missing and spoils no other."""
+    """Half a row, left by a kill, counts as missing and spoils no other row."""
     lines, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
     measured = []
 

@@ -1,4 +1,4 @@
-"""The benchmark of a chip: every kind of part at a tiny size, and every way to fail."""
+"""The benchmark of a chip: every kind of part at a tiny size, and every failure."""
 
 import argparse
 import json

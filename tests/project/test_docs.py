@@ -52,7 +52,7 @@ OURS = re.compile(r"(?:-m txl_jax\.main|(?<![\w./])txl)(?= )(.*)|launch/\S+.* --
 
 
 def arguments(line: str) -> list[str]:
-    """Returns the arguments of our program in a command, [] for other commands."""
+    """Returns the arguments of this project's program, or [] for other commands."""
     match = OURS.search(line)
     if not match:
         return []
@@ -74,7 +74,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_flags_of_commands_are_valid(
     name: str, line: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runs, models and experiments that the reader has made exist."""
+    """The runs, models and experiments that the reader has made are in place."""
     monkeypatch.chdir(checkout)
     monkeypatch.setattr("txl_jax.cli.flags.find", Path)  # a bucket is a folder here
     args = arguments(line)
@@ -109,7 +109,7 @@ FIELDS = {
     for section, fields in config.SECTIONS.items()
     for name in fields.__dataclass_fields__  # type: ignore[attr-defined]
 }
-# Names of files and functions that begin with a section.
+# Endings of names that begin like a section but are files or functions.
 FILES = tuple(".txt .html .log .npz .png .json .lock .py .pt .safetensors".split())
 IN_PYTHON = {"generate.sample", "generate.stream", "generate.GenerateConfig"}
 TREES = "txl_jax|experiments|tests|launch|figures"
@@ -129,13 +129,13 @@ def test_fields_and_files_exist_and_python_compiles(name: str) -> None:
         assert (ROOT / path).exists(), path
     for block in blocks(TEXTS[name], "python"):
         compile(block, name, "exec")
-    # Only the site would fill a link without a text in.
+    # Only the site would fill in a link without a text.
     assert "[](" not in prose(TEXTS[name])
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Returns a function from "module.function" to the text that it makes."""
+    """Returns a function that maps "module.function" to the text it makes."""
     monkeypatch.syspath_prepend(DOCS)
 
     def make(name: str) -> str:
@@ -163,7 +163,7 @@ SEEDS = 1111, 1112, 1113
 
 
 def stated() -> Iterator[tuple[str, str]]:
-    """Yields pages with the text that states a committed number."""
+    """Yields (page, text that states a committed number)."""
     runs = [log(f"wikitext2_seed_{seed}.json") for seed in SEEDS]
     minutes = [round(run["train_seconds"] / 60) for run in runs]
     mean, cached = (
@@ -201,7 +201,7 @@ def stated() -> Iterator[tuple[str, str]]:
 
 
 def test_pages_state_the_committed_numbers() -> None:
-    """The rates in the README are among those of the committed benchmarks."""
+    """The committed benchmarks contain the README's rates."""
     for name, text in stated():
         page = " ".join((ROOT / name).read_text("utf-8").split())
         assert text in page, (name, text)

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "experiments"
 
 # Fields of evaluation and samples that replace the memory of a model without one.
 WINDOWS = "eval.mem_len eval.ext_len eval.same_length generate.mem_len"
-# Each line has an ablation, its parent, and the fields in which they differ.
+# Each line has an ablation, its parent, and the fields that differ.
 TABLE = f"""
 wt103_128m wt103 model.n_layer model.mem_len train.tgt_len eval.split eval.mem_len
 wt103_151m wt103 eval.split

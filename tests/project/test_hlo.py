@@ -48,7 +48,7 @@ def test_a_loops_collectives_count_as_often_as_it_runs() -> None:
     assert collectives(HloProgram(text)) == [("all-reduce", LAYER, 6)]
 
 
-PARTS = "f32[1,2,128]{2,1,0}"  # of %mine, over 4 devices
+PARTS = "f32[1,2,128]{2,1,0}"  # %mine split over 4 devices
 WHOLE = "f32[1,8,128]{2,1,0}"
 MORE = "f32[4,8,128]{2,1,0}"
 

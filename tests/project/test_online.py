@@ -36,14 +36,14 @@ def learn(bytes_T: np.ndarray, folder: Path) -> np.ndarray:
 def test_a_byte_is_scored_once_by_a_distribution_of_earlier_bytes(
     tmp_path: Path,
 ) -> None:
-    scores, place = [], 25  # the first of a call
+    scores, place = [], 25  # a call's first byte
     for value in range(tiny.V):
         changed_T = TEXT_T.copy()
         changed_T[place] = value
         scores.append(learn(changed_T, tmp_path))
     nll_VT = np.stack(scores)
     assert nll_VT.shape[1] == len(TEXT_T) - 1
-    # nll_VT[:, t] is of byte t + 1.
+    # nll_VT[:, t] belongs to byte t + 1.
     np.testing.assert_array_equal(
         nll_VT[:, : place - 1], nll_VT[:1, : place - 1].repeat(tiny.V, 0)
     )

@@ -48,7 +48,7 @@ def run(*command: str | Path, where: Path) -> str:
 
 @pytest.mark.long
 def test_a_wheel_runs_the_quickstart_from_an_empty_folder(tmp_path: Path) -> None:
-    """The source archive has the files of a checkout."""
+    """The source archive contains the files of a checkout."""
     checkout, empty = tmp_path / "checkout", tmp_path / "empty"
     empty.mkdir()
     run("git", "clone", "--quiet", ROOT, checkout, where=tmp_path)

@@ -58,7 +58,7 @@ def test_the_example_of_the_docstring() -> None:
 
 
 def test_the_examples_of_the_page() -> None:
-    """Without the one that loads a trained model."""
+    """All run except the one that loads a trained model."""
     names: dict[str, Any] = {}
     exec(compile(BLOCKS[0], str(PAGE), "exec"), names)
     assert names["memory"].filled_B.tolist() == [4, 4]

@@ -1,4 +1,4 @@
-"""The programs in experiments/recipes keep what they convert."""
+"""The programs in experiments/recipes convert without loss, and report user errors."""
 
 import dataclasses
 import importlib

@@ -36,7 +36,7 @@ NUMBERS: dict[Any, tuple[Any, ...]] = {
     int: (0, 1, 2, 8),
     float: (0.0, 0.1, 2.0),
 }
-# Values of texts and tuples, and of sizes that the numbers above do not reach.
+# Values for texts and tuples, and sizes that the numbers above do not reach.
 TEXTS: dict[str, tuple[Any, ...]] = {
     "model.vocab_size": (0, 300),
     "model.cutoffs": ((), (60, 120)),
@@ -47,7 +47,7 @@ TEXTS: dict[str, tuple[Any, ...]] = {
 }
 NO_MEMORY = {"model.mem_len": 0, "eval.mem_len": 0, "generate.mem_len": 0}
 SEGMENTS = "segments_per_call", "segments_per_update", "gradient_segments"
-# Values that are possible only together are tried from each of these.
+# Values that are only possible together; random changes start from each of these.
 BASES: list[Row] = [
     {},
     NO_MEMORY,
@@ -100,7 +100,7 @@ def test_random_values(
     names = [x for x in FIELDS if x.startswith(SECTIONS) and x not in FIXED]
     values = {name: values_of(name, base) for name in names}
     for kernel in ("cudnn", "tpu"):
-        values["model.kernel"].remove(kernel)  # which needs a GPU or a TPU
+        values["model.kernel"].remove(kernel)  # needs a GPU or a TPU
     rows = draw_rows(values, lambda row: not refusal_of(with_values, base, row))
     for n, row in enumerate(rows[part::PARTS]):
         print(row)

@@ -1,7 +1,7 @@
 """Wrong flags, configs, meshes and prompts, and damaged, missing or forbidden files.
 
 Each error is one line that names the field or file and the fix, with status 2, and no
-file is changed. `tests/test_config.py` has the errors that the config alone shows.
+file is changed. `tests/test_config.py` has the errors in the config alone.
 """
 
 import codecs
@@ -78,7 +78,7 @@ WRITTEN: dict[str, str | bytes] = {
     "many.txt": "\n".join(["<eos>", *map(str, range(300))]),
     "nothing.txt": "",
 }
-# Copies of a folder, in each of which one file is changed: of what, which, how.
+# Copies of a folder with one changed file: the folder, the file and the change.
 COPIES: dict[str, tuple[str, str, Change]] = {
     "tokens_gone": ("data", "valid.bin", Path.unlink),
     "config_cut": ("run", "config.json", cut),
@@ -96,7 +96,7 @@ COPIES: dict[str, tuple[str, str, Change]] = {
 }
 
 # A command, a part of its error, and the path that it may not use, if any. The first
-# word stands for flags:
+# word of a command stands for flags:
 #   config FILE    --config=FILE --workdir=new            new F=V ..  --config.F=V in it
 #   run FOLDER     --workdir=FOLDER                       MODE ..     --mode=MODE there
 #   import FORMAT SOURCE   to the workdir `new`           txl ..      nothing
@@ -244,7 +244,7 @@ def expand(home: Path, kind: str, *words: str) -> list[str]:
 
 
 class Inputs:
-    """A folder with all the files, and their states after the newest command."""
+    """A folder with all files, and their states after the latest command."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -277,8 +277,8 @@ class Inputs:
 
 @pytest.fixture(scope="module")
 def inputs(home: trained.Home) -> Iterator[Inputs]:
-    """Makes all files, where any user of the machine may look."""
-    codecs.lookup("utf-8-sig")  # which nobody may not import later
+    """Makes all files, in a folder that any user of the machine may read."""
+    codecs.lookup("utf-8-sig")  # the user nobody could not import it later
     with public_folder() as path:
         skip = shutil.ignore_patterns("data")
         shutil.copytree(home.path, path, dirs_exist_ok=True, ignore=skip)

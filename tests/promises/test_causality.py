@@ -21,7 +21,7 @@ with_all_settings = pytest.mark.parametrize(
 
 
 def read_nll(settings: dict[str, Any], tokens_BT: Array, **more: Any) -> Any:
-    """Returns nll_BT of predicting each token's successor, and the memory."""
+    """Returns the nll_BT of each token's successor, and the memory."""
     config = tiny.config(**settings)
     params = tiny.make_params(config)
     memory, pieces = Memory.empty(config, B), []
@@ -45,7 +45,7 @@ def test_later_tokens_change_no_bit_of_earlier_likelihoods(
         other_BT = tokens_BT.copy()
         other_BT[:, changed:] = (other_BT[:, changed:] + 1) % tiny.V
         after_BT, _ = read_nll(settings, other_BT)
-        # The nll of position changed - 1 is already that of another target.
+        # Position changed - 1 already has another target.
         same_BT = after_BT == before_BT
         assert same_BT[:, : changed - 1].all()
         assert not same_BT[:, changed - 1 :].any()
@@ -65,7 +65,7 @@ def test_streams_never_meet(settings: dict[str, Any]) -> None:
 
 @with_all_settings
 def test_padding_changes_nothing(settings: dict[str, Any]) -> None:
-    """Also not what is read after it: it never enters the memory."""
+    """Tokens read after it do not change either: it never enters the memory."""
     length_B = np.array([L - 2, L], np.int32)
     padding_T = np.arange(2 * L + 1) % L >= L - 2
     tokens_BT = tiny.make_tokens(B, 2 * L + 1)
@@ -73,7 +73,7 @@ def test_padding_changes_nothing(settings: dict[str, Any]) -> None:
     other_BT[0] = np.where(padding_T, (other_BT[0] + 1) % tiny.V, other_BT[0])
     before_BT, before = read_nll(settings, tokens_BT, length_B=length_B)
     after_BT, after = read_nll(settings, other_BT, length_B=length_B)
-    scored_T = ~padding_T[:-1] & ~padding_T[1:]  # whose targets stay as they are
+    scored_T = ~padding_T[:-1] & ~padding_T[1:]  # tokens with unchanged targets
     np.testing.assert_array_equal(after_BT[0, scored_T], before_BT[0, scored_T])
     np.testing.assert_array_equal(after_BT[1], before_BT[1])
     np.testing.assert_array_equal(after.filled_B, before.filled_B)

@@ -1,6 +1,6 @@
-"""Gradients of all parameters are those of the paper's formulas, by differences.
+"""Gradients of all parameters agree with differences of the paper's formulas.
 
-The oracle runs in float64 and knows no gradient: it is evaluated twice per coordinate.
+The oracle runs in float64, twice for each coordinate.
 
 Dims: S segments, B streams, L segment, T = S L tokens.
 """
@@ -25,8 +25,8 @@ from txl_jax.update.options import TrainConfig
 from txl_jax.update.step import sum_gradients
 
 B, L, S = 2, 3, 2
-COORDINATES = 2  # of each parameter: the steepest, and others at random
-STEP = 1e-6  # differences are right to its square and to 1e-16 / STEP
+COORDINATES = 2  # for each parameter: the steepest, and others at random
+STEP = 1e-6  # differences are exact to STEP^2 and to 1e-16 / STEP
 TOKENS_BT = tiny.make_tokens(B, S * L + 1)
 INPUTS_SBL, TARGETS_SBL = (
     np.stack(np.split(tokens_BT, S, axis=1))
@@ -35,11 +35,11 @@ INPUTS_SBL, TARGETS_SBL = (
 FIRST_SBL = np.zeros((S, B, L), bool)
 FIRST_SBL[0, 0, 0] = FIRST_SBL[1, 0, 1] = True
 LENGTH_SB = np.array([[L, L - 1], [L, L]], np.int32)
-WHOLE_SB = np.full_like(LENGTH_SB, L)  # padding may not precede what sees it
+WHOLE_SB = np.full_like(LENGTH_SB, L)  # no padding may precede a token that sees it
 
 
 class Case(NamedTuple):
-    """A model, and how many segments its gradients cross."""
+    """A model, and the number of segments that its gradients cross."""
 
     settings: dict[str, Any]
     gradient_segments: int = 1
@@ -75,7 +75,7 @@ def gradient_of_the_model(case: Case, params: Params) -> Any:
 class Oracle:
     """The mean nll as a function of the parameters.
 
-    The memory is constant, or that of the same parameters where gradients cross it.
+    The memory is constant, or depends on the parameters where gradients cross it.
     """
 
     def __init__(self, case: Case, params: Params):
@@ -88,7 +88,7 @@ class Oracle:
     ) -> tuple[float, list[reference.Memory]]:
         """Returns the mean nll of real tokens, and the memory before each segment.
 
-        Segment s reads memories[s], or what the segment before it leaves if it is None.
+        Segment s reads memories[s] or, if that is None, the previous segment's memory.
         """
         total, used = 0.0, []
         after = reference.empty(self.case.config.n_layer, B, tiny.D)
@@ -169,7 +169,7 @@ def test_gradients_match_finite_differences_of_the_oracle(case: Case) -> None:
 
 
 def test_no_gradient_flows_into_the_memory() -> None:
-    """What a segment leaves for the next is constant (section 3.2, equation 2)."""
+    """The memory of a segment is a constant for the next (section 3.2, equation 2)."""
 
     def kept(params: Params) -> jax.Array:
         memory = Memory.empty(tiny.CONFIG, B)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "txl_jax"
 
-# A room may also import from the rooms that stand before it in its own row.
+# A room may also import from earlier rooms in its own row.
 ROWS = """
     errors metrics fields
     sharding kernels
@@ -49,7 +49,7 @@ def imported(path: Path) -> set[str]:
 
 
 def room(module: str) -> str:
-    """Returns the room of a module; a module at the root is one."""
+    """Returns the room of a module; a module at the root is its own room."""
     return module.partition(".")[0]
 
 
@@ -63,7 +63,7 @@ def test_every_module_belongs_to_a_room() -> None:
     assert files == {*programs, "config", "train", "errors", "fields", "metrics"}
 
 
-def test_a_module_name_stands_in_one_room() -> None:
+def test_a_module_name_occurs_in_one_room() -> None:
     """Each room has its `options`; `model.config` and `config` belong together."""
     ends = [name.rpartition(".")[2] for name in MODULES]
     repeated = {end for end in ends if ends.count(end) > 1}
@@ -77,7 +77,7 @@ def test_rooms_import_from_rows_above() -> None:
         for other in imported(path)
         if other and ORDER.index(room(other)) > ORDER.index(room(name))
     }
-    assert below == {("config", "paper")}  # its options alone, see the next test
+    assert below == {("config", "paper")}  # only its options: see the next test
 
 
 def test_only_the_command_line_needs_the_measurements_of_the_paper() -> None:
@@ -127,7 +127,7 @@ def test_only_the_command_line_imports_train_and_no_room_imports_main() -> None:
 
 
 def test_tfds_is_imported_only_to_prepare_a_corpus() -> None:
-    """It takes a second and brings pyarrow; training on prepared text needs neither."""
+    """The import takes a second and brings pyarrow; prepared text needs neither."""
     tfds = ("tensorflow_datasets", "txl_jax.data.builder")
     for name, path in MODULES.items():
         at_import = {

@@ -1,4 +1,4 @@
-"""With memory, segments read as one long text; how far back is exactly known.
+"""With memory, segments give the results of one long text, up to a known reach.
 
 Dims: B streams, T tokens, L segment, M memory, N layers, D model.
 """
@@ -19,7 +19,7 @@ B, T = 2, 12
 CASES: list[tuple[int, dict[str, Any]]] = [
     (1, {"pre_lnorm": True, "untie_r": True, "clamp_len": 3}),
     (4, {"position": "rotary", "d_head": 4}),
-    (3, {"mem_len": 4, "same_length": True}),  # where its own memory is enough
+    (3, {"mem_len": 4, "same_length": True}),  # each layer's own memory is enough
 ]
 
 
@@ -42,7 +42,7 @@ def test_segments_with_enough_memory_equal_one_pass(
 def test_relative_positions_are_translation_invariant(
     settings: dict[str, Any], before: int
 ) -> None:
-    """The same document after another one, wherever segments and memory divide it."""
+    """A document has the same results after another, wherever segments divide it."""
     config = tiny.config(mem_len=T, **settings)
     params, tokens_BT = tiny.make_params(config), tiny.make_tokens(B, T)
 
@@ -64,9 +64,9 @@ def test_relative_positions_are_translation_invariant(
 
 
 def depends_T(config: ModelConfig, tgt_len: int) -> Array:
-    """Returns on which tokens the last one's output depends, bool.
+    """Returns whether the last token's output depends on each token, bool.
 
-    Every token is changed in a stream of its own, where nothing else is.
+    Every token is changed in its own stream, and nothing else there.
     """
     params = tiny.make_params(config)
     tokens_BT = np.repeat(tiny.make_tokens(1, T), T, axis=0)
@@ -79,8 +79,8 @@ def depends_T(config: ModelConfig, tgt_len: int) -> Array:
 def oldest_read(position: int, n_layer: int, tgt_len: int, mem_len: int) -> int:
     """Returns the oldest token that n layers reach from a position (section 3.2).
 
-    A layer sees mem_len tokens before its segment; of the oldest of those, the layer
-    below saw as many before the segment in which it was read.
+    A layer sees mem_len tokens before its segment. For the oldest of those, the layer
+    below saw as many before the segment in which that token was read.
     """
     if not n_layer:
         return position
@@ -106,7 +106,7 @@ def test_reach_grows_by_the_memory_in_every_layer(
 
 
 def test_same_layer_recurrence_reaches_the_first_token() -> None:
-    """With one layer and any memory; of the paper's, the reach is M + L."""
+    """One layer and any memory suffice; with the paper's memory the reach is M + L."""
     config, mem_len = tiny.config(n_layer=1, mem_len=1, **tiny.SAME), 1
     assert depends_T(config, 2).all()
     below = dataclasses.replace(config, recurrence="below")

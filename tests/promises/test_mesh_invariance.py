@@ -72,8 +72,8 @@ VARIANTS = changed(
     optim={"optimizer": "muon", "lr": 0.01, "weight_decay": 0.01},
 )
 COMPRESSED = changed(model={**tiny.COMPRESSED, "compression": "conv"})
-# Gradients pass through the memory, pieces of the text lie on other devices, and the
-# streams are computed in two parts.
+# Gradients pass through the memory, pieces of the text are on different devices, and
+# the streams are computed in two parts.
 LENGTHS = ("segments_per_call", "segments_per_update", "gradient_segments")
 GROUPED = changed(train={**dict.fromkeys(LENGTHS, 4), "batch_chunk": 2})
 TOKENS = dataclasses.replace(GROUPED, model=dataclasses.replace(MODEL, memory_tokens=3))
@@ -88,7 +88,7 @@ MESHES = [
 
 
 class Run:
-    """The updates of a config on a mesh over the first of the devices."""
+    """The updates of a config on a mesh over the first devices."""
 
     compiled: Any = None
 
@@ -177,7 +177,7 @@ def test_checkpoints_move_between_meshes(
 ) -> None:
     """A run moves from 8 devices to 1 and back: no bit of its state changes.
 
-    Its losses are those of a run on one device.
+    Its losses equal those on one device.
     """
     every = CheckpointConfig(every_steps=1)
     run = make_run(first, config)
@@ -205,7 +205,7 @@ def test_checkpoints_move_between_meshes(
 
 
 def test_evaluation_of_several_segments() -> None:
-    """On one device, they are read one by one."""
+    """One device reads the segments one by one."""
     config = EvalConfig(streams=8, tgt_len=4, mem_len=9, segments_per_step=1)
     params = tiny.make_params(MODEL)
     one = make_evaluate(MODEL, config, tiny.one_device())

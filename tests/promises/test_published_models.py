@@ -1,7 +1,7 @@
 """The published models give the same results here as in Hugging Face's port.
 
-`tests.support.golden` describes the recorded results, of small random models with all
-of the port's choices.
+`tests.support.golden` describes the recorded results. They come from small random
+models with all of the port's choices.
 
 Dims: B streams, L segment, T tokens, N layers, M memory, D model.
 """
@@ -26,13 +26,13 @@ from txl_jax.update.options import OptimConfig
 
 pytestmark = pytest.mark.promise("The model is the paper's")
 
-# Absolute, of nll up to 20 nats and of memories up to 8: some roundings of float32.
+# Absolute, for nll up to 20 nats and memories up to 8: some roundings of float32.
 TOLERANCE = 2e-5
 LOSS_TOLERANCE = 1e-4  # relative, after up to 30 updates by Adam
 
 
 def assert_results_agree(saved: Mapping[str, Array], *, by_oracle: bool) -> None:
-    """Compares nll and memories with those of the oracle or of the model."""
+    """Compares nll and memories with the oracle's or the model's."""
     config, params = case_of(saved)
     memory: Any = Memory.empty(config, golden.B)
     read = functools.partial(tiny.apply, config, params, method="nll")
@@ -78,7 +78,7 @@ def test_the_model_agrees_with_the_published_code(name: str) -> None:
     "name", [pytest.param("train_plain", marks=pytest.mark.long), "train_clusters"]
 )
 def test_training_matches_the_losses_of_the_published_code(name: str) -> None:
-    """From the same weights, with the same data and Adam, update after update."""
+    """Weights, data and Adam are the same; losses are compared update by update."""
     saved = load_case(name)
     config, params = case_of(saved)
     optim = OptimConfig(**json.loads(str(saved["optim"])), schedule="constant")

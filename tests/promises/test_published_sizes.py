@@ -1,7 +1,7 @@
 """The published models have the published numbers of parameters.
 
-Counted from shapes alone. The exact numbers come out of the original codes, run or
-added up by hand for their released scripts; the rounded ones are the paper's tables.
+They are counted from shapes. The exact numbers come from the original codes, run or
+added up by hand for their released scripts; the rounded ones from the paper's tables.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ VOCABULARIES = {
     "ptb": 10_000,
     "shakespeare": 65,
 }
-# Experiment: all parameters, those of the layers, and in millions the number of the
-# paper's tables (0: none) with its tolerance. The paper rounds; for the models whose
-# sizes it does not give, the experiments are near. No reading of the large model's
-# sizes explains the 257 of Table 1.
+# By experiment: all parameters, the layers' parameters, and the millions in the paper's
+# tables (0: none) with a tolerance. The paper rounds; where it does not give a model's
+# sizes, the experiment is near. No reading of the large model's sizes explains the 257
+# of Table 1.
 SIZES = {
     "enwik8": (41_055_436, 40_949_760, 41, 0.5),
     "enwik8_18l": (88_703_564, 88_571_520, 88, 1),
@@ -47,7 +47,7 @@ SIZES = {
     "wt103_128m": (128_007_688, 17_966_550, 128, 0.5),
     "lm1b_300m": (299_108_193, 188_887_040, 300, 50),
 }
-# As the original PyTorch code makes these models.
+# Parameters of these models in the original PyTorch code.
 PYTORCH: dict[str, tuple[int, dict[str, Any]]] = {
     "wt103_large": (285_170_506, {"untie_r": False}),
     "lm1b": (469_020_513, {"untie_r": False, "proj_same_dim": True}),
@@ -64,7 +64,7 @@ def model(name: str, **changes: Any) -> ModelConfig:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_parameter_counts(name: str) -> None:
-    """The layers are what the original code calls its non-embedding parameters."""
+    """The original code calls the layers' parameters its non-embedding ones."""
     total, in_layers, millions, off = SIZES[name]
     params = abstract_params(model(name))
     assert parameter_count(params) == total

@@ -1,7 +1,7 @@
-"""Every command in the README is one that the program takes, and runs.
+"""The program accepts and runs every command in the README.
 
 A comment `# quick trial: add FLAGS` below a command makes it small. The long test adds
-these and runs all that starts this project's programs, in order, in one folder.
+these flags and runs all commands of this project's programs, in order, in one folder.
 """
 
 import os
@@ -45,7 +45,7 @@ def test_the_first_two_commands_start_on_a_bare_machine() -> None:
 
 
 def test_flags_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A config lies where a command reads the run of another one."""
+    """A config stands in for the runs that commands read."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
     quickstart = config.load("experiments/quickstart.py")
@@ -60,7 +60,7 @@ def test_flags_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def programs() -> Iterator[tuple[str, list[str]]]:
-    """Yields the commands that start this project's programs, made small, as words."""
+    """Yields the small commands of this project's programs, split into words."""
     for command, more in small():
         words = shlex.split(f"{command.rpartition('&& ')[2]} {more}")
         if words[0] == ".venv/bin/txl":
@@ -88,7 +88,7 @@ def run(words: list[str], folder: Path) -> str:
 
 @pytest.mark.long
 def test_every_command_runs(tmp_path: Path) -> None:
-    """Those of installing, testing and of Hugging Face's port's timing aside."""
+    """Except installation, the tests, and timing against Hugging Face's port."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     (tmp_path / "book.txt").write_bytes(Path(os.__file__).read_bytes())
     for command, words in programs():

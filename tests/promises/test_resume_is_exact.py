@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.promise("Resume is exact"), pytest.mark.exact_bits]
 
 
 ACROSS = kills.UNIFORM | {"train.gradient_segments": 2, "train.varlen": False}
-# Gates, buckets and the outputs of layers in the memory.
+# Gates, buckets, and outputs of layers in the memory.
 KINDS = kills.UNIFORM | {f"model.{name}": x for name, x in tiny.KINDS.items()}
 RETRIEVAL = kills.UNIFORM | {
     "model.retrieval_len": 40,
@@ -63,7 +63,7 @@ def test_kill_and_resume_is_bit_identical(
 
 @pytest.mark.long
 def test_the_number_of_updates_in_a_call_changes_no_bit(tmp_path: Path) -> None:
-    """One run has calls of two updates and of one, the other only of one."""
+    """One run has calls of two updates and of one, the other only calls of one."""
     mixed, single = kills.Run(tmp_path / "mixed"), kills.Run(tmp_path / "single")
     mixed.finish(), single.finish("--config.train.segments_per_call=2")
     assert single.result() == mixed.result()

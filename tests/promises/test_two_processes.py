@@ -1,4 +1,4 @@
-"""Runs of two processes, any of which may get a signal, hang or die."""
+"""Runs of two processes, either of which may get a signal, hang or die."""
 
 import json
 import signal
@@ -55,7 +55,7 @@ def test_a_signal_to_one_of_two_processes_loses_nothing(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an experiment, whose data the tests share."""
+    """Makes a folder with an experiment, whose data the tests share."""
     folder = tmp_path_factory.mktemp("shared")
     write_experiment(folder)
     return folder
@@ -72,7 +72,7 @@ ACROSS += [f"--config.train.reset_memory_at={ord(',')}"]
 @pytest.mark.long
 @pytest.mark.parametrize("across", [[], [*ACROSS, "--config.mesh.segments=4"]])
 def test_deaths_and_signals_change_no_bit(folder: Path, across: list[str]) -> None:
-    """Both runs have two processes throughout; a text's pieces may lie on both."""
+    """Both runs always have two processes; pieces of a text may be on both."""
     straight, ended = (folder / f"{x}{len(across)}" for x in ("straight", "ended"))
     flags = [f"--config={folder / 'tiny.py'}", "--config.optim.optimizer=adam"]
     flags += ["--config.optim.lr=0.001", "--config.train.eval_every=50", *across]
@@ -111,7 +111,7 @@ PIECES = (((2, 4, 10), (1, 2, 20), (2, 2, 30), (1, 1, 40)), ((1, 1, 40),))
 def test_runs_move_between_processes_and_meshes(
     folder: Path, more: list[str], runs: tuple[tuple[tuple[int, int, int], ...], ...]
 ) -> None:
-    """Each of two runs has the losses of the other."""
+    """Both runs have the same losses."""
     losses, scores = [], []
     for parts in runs:
         workdir = folder / f"{len(more)}moves{len(parts)}"
@@ -157,7 +157,7 @@ def test_a_process_that_hangs_ends_the_other(folder: Path, index: int) -> None:
     run = Processes(folder, *flags)
     run.until(has_step(workdir, 10))
     run.all[index].send_signal(signal.SIGSTOP)
-    # jax aborts it when it has missed the other's heartbeats.
+    # jax aborts the process when it misses the other's heartbeats.
     assert run.all[1 - index].wait(LIMIT_SECONDS) in (75, -signal.SIGABRT)
     run.all[index].send_signal(signal.SIGCONT)
     run.wait()

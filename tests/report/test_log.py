@@ -1,4 +1,4 @@
-"""metrics.jsonl has each step once, and on the disk before a checkpoint."""
+"""metrics.jsonl has each step once, and is on disk before a checkpoint."""
 
 import os
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def update(step: int) -> dict[str, Any]:
-    """Returns the metrics of one update, as train.fetch makes them."""
+    """Returns the metrics of one update, in the form of train.fetch."""
     return {"loss": 1 / step, "tokens": 64, "lr": 1e-3, "skipped": False}
 
 
@@ -84,7 +84,7 @@ def test_a_line_has_step_exact_and_timing(path: Path, clock: SimpleNamespace) ->
     assert times == sorted(times) and times[0].endswith("+00:00")
     assert first["exact"] == update(1) and third["exact"] == update(3)
     assert (first["step"], set(first)) == (1, {"step", "exact", "timing"})
-    # The two updates of a call share it.
+    # The two updates of a call share its time.
     total = ZERO | {"update": 1.0, "input": 1.0}
     assert first["timing"] == timing_of(1.0, 0.5, 64.0, 0.25, total)
     assert second["timing"] == first["timing"]
@@ -93,7 +93,7 @@ def test_a_line_has_step_exact_and_timing(path: Path, clock: SimpleNamespace) ->
 
 
 def test_totals_continue_when_a_run_resumes(path: Path, clock: SimpleNamespace) -> None:
-    for steps in (range(1, 4), range(3, 5)):  # update 3 is lost, and made again
+    for steps in (range(1, 4), range(3, 5)):  # update 3 is lost and repeated
         with MetricsLog(path, steps[0] - 1, 100, 1) as log:
             with log.timing.spend("compile"):
                 clock.now += 7
@@ -121,7 +121,7 @@ def test_lines_are_on_disk_before_a_checkpoint(
 
 
 def test_when_lines_are_written(path: Path, clock: SimpleNamespace) -> None:
-    """The timing of each covers all updates since the last."""
+    """A line's timing covers all updates since the previous line."""
     with MetricsLog(path, 0, 11, 4) as log:
         for step in range(1, 12):
             clock.now += step

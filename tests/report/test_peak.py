@@ -1,4 +1,4 @@
-"""Peak rates of known devices, and the measured one of others."""
+"""Peak rates of known devices, and measured rates of others."""
 
 import pytest
 

@@ -61,7 +61,7 @@ def test_a_long_wait_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_steps_wait_for_all_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices that communicate for the first time wait 30 s for one another."""
+    """When devices first communicate, they wait only 30 s for one another."""
     events: list[str] = []
     monkeypatch.setattr(distributed, "wait_for_all", lambda: events.append("wait"))
     step = jax.jit(lambda x: jax.debug.callback(lambda: events.append("call")))

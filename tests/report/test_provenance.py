@@ -36,7 +36,7 @@ def test_revision_of_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for file in (package, notes, results):
         file.write_text("first\n")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):  # not the user's
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):  # ignore the user's
         monkeypatch.setenv(name, "/dev/null")
     assert revision(package) == "none", "outside of a repository"
     git("init", "--quiet")

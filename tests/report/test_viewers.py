@@ -120,7 +120,7 @@ def test_a_full_or_lost_disk_ends_the_file_but_not_the_run(
 START = {"time": "2026-11-23T03:00:00+00:00", "host": "one", "pid": 7}
 
 
-@pytest.mark.filterwarnings("default")  # of the library
+@pytest.mark.filterwarnings("default")  # the library warns
 def test_a_resumed_run_continues_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The rules of the environments, and what they show."""
+"""The rules and observations of the environments."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def test_a_chain_of_gymnax_rewards_the_bit_that_it_showed() -> None:
         assert rows == [(0.0, False)] * 5 + [(2.0 * bit - 1, True)]
         assert seen_X.shape == (3,) and seen_X.dtype == reward.dtype == jnp.float32
         rewards.add(rows[-1][0])
-    assert rewards == {-1.0, 1.0}, "both bits were shown"
+    assert rewards == {-1.0, 1.0}, "both bits occurred"
     with pytest.raises(UserError, match="did you mean 'MemoryChain-bsuite'"):
         adapt("MemoryChain")
     with pytest.raises(UserError, match="no discrete actions"):

@@ -1,4 +1,4 @@
-"""An update reads what the rollout saw, and no episode reads another one."""
+"""An update reads what the rollout read, and no episode reads another."""
 
 import dataclasses
 import functools
@@ -47,7 +47,7 @@ def played(**changes: Any) -> Played:
     env = ppo.make_environment(options)
     agent = make_agent(options, env.observed, env.actions)
     params = agent.init_params(jax.random.key(1))
-    # Larger heads than at first, so that log-probabilities differ.
+    # Larger weights than initially, so that log-probabilities differ.
     params["actor"]["kernel"] *= 100.0
 
     @jax.jit
@@ -89,7 +89,7 @@ def changed(memory: Any) -> Any:
 def test_no_bit_of_an_episode_reaches_the_next_in_an_update(
     changes: dict[str, Any],
 ) -> None:
-    """The memory and what was seen before an episode change, and no later output."""
+    """Other memories and observations before an episode change no output in it."""
     run = played(**changes)
     streams, window = run.rollouts[1]
     later_BT = np.logical_or.accumulate(window.first_BT.at[:, 0].set(False), axis=1)
@@ -169,7 +169,7 @@ def test_updates_that_are_not_finite_end_the_run_and_are_not_saved(
         ppo.train(options, tmp_path)
     saved = [path.name for path in tmp_path.glob("checkpoints/*")]
     assert len(saved) < options.updates
-    with pytest.raises(BadNumbers):  # from the last finite update on
+    with pytest.raises(BadNumbers):  # it resumes at the last finite update
         ppo.train(options, tmp_path)
 
 

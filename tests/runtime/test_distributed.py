@@ -1,4 +1,4 @@
-"""Connection of processes, and their exits: by timeout or signal."""
+"""Processes connect, and exit after a timeout or a signal."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from tests.support.processes import LIMIT_SECONDS, Processes
 from txl_jax.errors import UserError
 from txl_jax.runtime import distributed
 
-# The environment of a process, and a part of the refusal; none for a single process.
+# The environment of a process, and a part of the error; none for a single process.
 ENVIRONMENTS = [
     ({"JAX_NUM_PROCESSES": "4"}, "(ValueError: invalid literal for int"),
     ({"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "0"}, "(ValueError: coordinator"),
@@ -92,7 +92,7 @@ threading.Event().wait()
 
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_death_of_a_process_ends_the_other(tmp_path: Path, killed: int) -> None:
-    """The other one need not be in a collective; jax aborts it."""
+    """jax aborts the other one, even outside a collective."""
     run = Processes(tmp_path, python=("-c", WAITS))
     run.until(lambda: all("ready" in path.read_text() for path in run.stderr))
     run.all[killed].kill()

@@ -20,7 +20,7 @@ OF_XLA = "persistent_cache_enable_xla_caches"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Returns a new cache folder of the user, without jax's variables."""
+    """Returns a new cache folder for the user, without jax's variables."""
     names = [f"jax_{name}" for name in (*NAMES, BOUND, OF_XLA)]
     before = {name: jax.config.values[name] for name in names}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -87,7 +87,7 @@ def test_loops_are_recorded_on_one_nvidia_gpu(
     devices: Any = [Mock(device_kind=kind) for kind in kinds]
     options = programs.record_loops(devices)
     assert bool(options) == recorded
-    # The compiler knows each command, also on a CPU, where it ignores the list.
+    # The compiler checks each command, even on a CPU, where it ignores the list.
     jax.jit(jnp.sin).lower(1.0).compile(options)
     if options:
         with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid enum value"):

@@ -1,7 +1,7 @@
-"""What Hugging Face's Transformer-XL computes, recorded in tests/fixtures.
+"""Recorded results of Hugging Face's Transformer-XL, in tests/fixtures.
 
 Torch and transformers==4.35.2, the last release whose port works, wrote the files; the
-program is this file of revision a41055f. Each file has the config as JSON, the weights
+program is this file at revision a41055f. Each file has the config as JSON, the weights
 under their published names, the tokens, and the results of the published code: see
 `tests.promises.test_published_models`. The models are small and random in every
 parameter, biases and norms included, so that every term of the mathematics counts.
@@ -12,4 +12,4 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[1] / "fixtures"
 CASES = sorted(x.stem for x in FOLDER.glob("*.npz") if not x.stem.startswith("train"))
 B, L = 2, 5  # streams, and tokens of a segment
-UPDATES = 30  # of a case of training
+UPDATES = 30  # in a training case

@@ -12,7 +12,7 @@ from typing import Any
 from txl_jax.report.log import read_metrics
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 1800.0  # of any wait; a quiet machine needs a hundredth
+LIMIT_SECONDS = 1800.0  # for any wait; a quiet machine needs a hundredth
 
 EXPERIMENT = """
 from txl_jax import config
@@ -34,7 +34,7 @@ def get_config():
 
 
 def write_experiment(folder: Path) -> Path:
-    """Returns the path of an experiment, whose text and data are in the folder too."""
+    """Returns the path of an experiment; its text and data are in the folder too."""
     text, experiment = folder / "text.txt", folder / "tiny.py"
     text.write_text("".join(f"{n} is followed by {n + 1}, " for n in range(700)))
     places = {"text": str(text), "data": str(folder / "data")}
@@ -43,7 +43,7 @@ def write_experiment(folder: Path) -> Path:
 
 
 def free_port() -> int:
-    """Returns a port that no other program gets while these tests run.
+    """Returns a port that the system gives to no other program during these tests.
 
     A bound socket that does not listen keeps the system from giving the port to others.
     Servers set SO_REUSEADDR, so they can use it.
@@ -89,7 +89,7 @@ class Processes:
             self.all.append(process)
 
     def until(self, happened: Callable[[], bool]) -> None:
-        """Waits for an event; raises AssertionError if a process ends before it."""
+        """Waits for an event; raises AssertionError if a process ends first."""
         limit = time.monotonic() + LIMIT_SECONDS
         ended: list[int] = []
         while not happened():
@@ -101,14 +101,14 @@ class Processes:
             ended = [p.returncode for p in self.all if p.poll() is not None]
 
     def wait(self) -> list[int]:
-        """Waits for the ends of all processes, and returns their statuses."""
+        """Waits until all processes end, and returns their statuses."""
         try:
             return [process.wait(LIMIT_SECONDS) for process in self.all]
         finally:
             self.kill()
 
     def kill(self) -> None:
-        """Kills the processes that still run, and reads the output of all."""
+        """Kills the processes that still run, and reads all outputs."""
         for index, process in enumerate(self.all):
             if process.poll() is None:
                 process.kill()
@@ -116,13 +116,13 @@ class Processes:
                 self.stdout[index] = process.communicate()[0]
 
     def said(self, index: int) -> list[str]:
-        """Returns the program's own lines on stderr."""
+        """Returns the lines on stderr that the program itself wrote."""
         lines = self.stderr[index].read_text().splitlines()
         return [line for line in lines if line.startswith("txl_jax")]
 
 
 def has_step(workdir: Path, step: int) -> Callable[[], bool]:
-    """Returns a function: whether the metrics of update `step` are written."""
+    """Returns a function that tells whether the metrics of `step` are written."""
     path = workdir / "metrics.jsonl"
     return lambda: path.exists() and path.read_bytes().count(b"\n") >= step
 

@@ -1,8 +1,8 @@
 """The compressive memory in numpy (Rae et al. 2019, section 3), for `tests.reference`.
 
 A stream's memory is a list of states, and its compressed memory a list of slots, oldest
-first. None stands for what may not be seen: what precedes the text or a document, and a
-slot that contains some of it.
+first. None replaces hidden entries: states before the text or document, and slots that
+contain such states.
 
 Dims: as in `tests.reference`; Z compressed slots, C states of a block.
 """
@@ -28,7 +28,7 @@ class Stream:
         self.config = config
         known = {field.name for field in dataclasses.fields(reference.Settings)}
         fields = {name: getattr(config, name) for name in known}
-        # The transcription of the paper is to drop nothing.
+        # The transcription of the paper must not drop any state.
         self.settings = reference.Settings(**fields | {"mem_len": 10**6})
         N = config.n_layer
         self.states: list[list[State]] = [[None] * config.mem_len for _ in range(N)]

@@ -1,7 +1,7 @@
-"""Where a token stands, in numpy, for every scheme: a part of `tests.reference`.
+"""Every position scheme in numpy: a part of `tests.reference`.
 
 Relative schemes score a key by its distance from the query: terms (b) and (d). Absolute
-ones add to what the layers read, and then attention scores contents alone.
+schemes add to the layers' inputs, and attention then scores only contents.
 
 Dims: P rows of a learned table, D d_model, H heads, A size of a head.
 """
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Params = dict[str, Any]
 
 
-# As published for 8 heads, and as the authors' code computes them for 2, 3 and 12.
+# Published for 8 heads, and computed by the authors' code for 2, 3 and 12.
 ALIBI_SLOPES = {
     2: [2**-4, 2**-8],
     3: [2**-4, 2**-8, 2**-2],
@@ -39,11 +39,11 @@ def at_distance(
     distance: int,
     h: int,
 ) -> tuple[Array, float]:
-    """Returns what head h has for a distance: the r_A that meets q, and term (d).
+    """Returns head h's vector r_A, which multiplies q, and term (d) at a distance.
 
     "transformer_xl" is the paper's, "shaw" has learned vectors and no term (d),
-    "shaw_biased" a learned number as term (d). Learned tables end with distance 0, and
-    what is farther than their first row counts as it.
+    "shaw_biased" a learned number as term (d). Learned tables end with distance 0;
+    their first row also serves all farther distances.
     """
     _, A, D = attention["q"].shape
     if position == "transformer_xl":
@@ -58,18 +58,18 @@ def at_distance(
         return attention["distances"][row, h], bias
     if position == "alibi":
         distance = min(distance, clamp_len) if clamp_len > 0 else distance
-        # Scores are divided by the root of A, the published biases are not.
+        # Scores are divided by the root of A; the published biases are not.
         return np.zeros(A), -ALIBI_SLOPES[len(w_HA)][h] * distance * math.sqrt(A)
     if position == "t5":
         distance = min(distance, clamp_len) if clamp_len > 0 else distance
         bias_U = attention["buckets"][h]
         bias = bias_U[bucket(distance)]
-        return np.zeros(A), bias * math.sqrt(A)  # as with ALiBi
+        return np.zeros(A), bias * math.sqrt(A)  # not divided, as with ALiBi
     return np.zeros(A), 0.0
 
 
 def bucket(distance: int, n_bucket: int = 32, max_distance: int = 128) -> int:
-    """Returns T5's bucket: the greatest one whose smallest distance is not above."""
+    """Returns T5's bucket: the last one that does not begin beyond the distance."""
     exact = n_bucket // 2
     ratio = (max_distance / exact) ** (1 / (n_bucket - exact))
     smallest = [*range(exact), *(exact * ratio**k for k in range(n_bucket - exact))]
@@ -77,7 +77,7 @@ def bucket(distance: int, n_bucket: int = 32, max_distance: int = 128) -> int:
 
 
 def rotated(position: str, k_A: Array, distance: int) -> Array:
-    """Returns the key as a query sees it that stands `distance` tokens after it."""
+    """Returns the key as a query `distance` tokens later sees it."""
     if position != "rotary":
         return k_A
     half = len(k_A) // 2

@@ -15,7 +15,7 @@ from tests import reference
 from tests.reference import Array, Params, Settings
 from tests.support.reference_vocabulary import log_probs
 
-Stored = list[tuple[Array, Array]]  # k_HA and v_HA of tokens, oldest first
+Stored = list[tuple[Array, Array]]  # each token's k_HA and v_HA, oldest first
 
 
 def unit(x_A: Array) -> Array:
@@ -73,7 +73,7 @@ class Stream:
         context_KD: Array,
         visible_L: list[list[int]],
     ) -> Array:
-        """Returns what the segment reads, locally and from the store."""
+        """Returns the segment's attention, local and from the store."""
         L, before = len(visible_L), len(self.stored)
         memory = len(context_KD) - L
         own_LD = context_KD[memory:]

@@ -13,9 +13,9 @@ from tests.support.reference_vocabulary import log_probs
 
 
 class Stream:
-    """One stream: each layer's memory of text, and the tokens that are read next.
+    """One stream: each layer's memory of text, and the next memory tokens.
 
-    tokens_WD is None at the start, where the learned ones are read.
+    tokens_WD is None at the start, when the learned tokens are read.
     """
 
     def __init__(self, params: Params, mem_len: int, **fields: Any) -> None:
@@ -35,7 +35,7 @@ class Stream:
         write_WD = learned_WD if starts else before_WD
         W, M = len(learned_WD), len(self.text[0])
         number_L = np.cumsum(first_L)
-        # A document that starts with the segment has the tokens that are read.
+        # The memory tokens belong to the document at the segment's start.
         documents = [0] * M + [number_L[0]] * W + [*number_L] + [number_L[-1]] * W
         visible_T = [
             reference.visible_keys(key, documents, 0)

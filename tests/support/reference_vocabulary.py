@@ -1,11 +1,11 @@
-"""The vocabulary's two ends in numpy: embeddings, and log-probabilities of tokens.
+"""Embeddings and log-probabilities of tokens in numpy: a part of `tests.reference`.
 
-A part of `tests.reference`, as literal: one token, one query at a time. The parameters
-say what there is: a table for all tokens or one for each cluster (div_val), with a
-projection or without, shared with the softmax (tied) or not.
+One token, one query at a time. The parameters determine the variant: a table for all
+tokens or one for each cluster (div_val), with a projection or without, shared with the
+softmax (tied) or not.
 
 Dims: D d_model, E d_embed (each cluster's own under div_val), V vocabulary, G clusters
-beside the frequent one, C tokens of one cluster and, of the frequent one, G more rows.
+beside the frequent one, C tokens of a cluster (for the frequent one, with G more rows).
 """
 
 import math
@@ -30,8 +30,8 @@ def log_probs(embedding: Params, cutoffs: tuple[int, ...], hidden_D: Array) -> A
     """Returns the log-probability of every token, in the order of the vocabulary.
 
     The frequent cluster's softmax has one more row for each other cluster, in their
-    order (TensorFlow's and Hugging Face's): its probability times the token's within
-    its cluster is the token's.
+    order (TensorFlow's and Hugging Face's). A rare token's probability is its
+    cluster's times its own within the cluster.
     """
     out = "out_table" if {"out_table", "out_table_0"} & embedding.keys() else "table"
     ends = (0, *cutoffs, len(embedding["bias"]))
@@ -54,14 +54,14 @@ def log_probs(embedding: Params, cutoffs: tuple[int, ...], hidden_D: Array) -> A
 def cluster_tables(
     embedding: Params, name: str, cutoffs: tuple[int, ...]
 ) -> list[Array]:
-    """Returns each cluster's rows, of its own table or of the one table."""
+    """Returns each cluster's rows, from its own table or from the shared one."""
     if name in embedding:
         return np.split(embedding[name], cutoffs)
     return [embedding[f"{name}_{cluster}"] for cluster in range(len(cutoffs) + 1)]
 
 
 def projection(embedding: Params, cluster: int) -> Array | None:
-    """Returns what maps a cluster's embeddings to d_model, if anything does."""
+    """Returns a cluster's projection from embeddings to d_model, if there is one."""
     return embedding.get(f"proj_{cluster}", embedding.get("proj"))
 
 

@@ -1,4 +1,4 @@
-"""Expectations about errors that a user causes."""
+"""Expectations about user errors."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Files and folders that may not be used for a while, not even by root."""
+"""Files and folders that nobody may use for a while, not even root."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ NOBODY = 65534
 
 @contextlib.contextmanager
 def public_folder() -> Iterator[Path]:
-    """Gives a folder that any user of the machine may look into."""
+    """Makes a folder that any user of the machine may read."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -23,9 +23,9 @@ def public_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def without_rights(*paths: Path) -> Iterator[None]:
-    """Takes all rights to files, and those to write from folders.
+    """Takes away all rights to files, and the right to write to folders.
 
-    Root, who needs none, is nobody meanwhile, in all threads.
+    Root, who needs no rights, becomes the user nobody meanwhile, in all threads.
     """
     packages = Path(sys.prefix)
     if any(not path.stat().st_mode & 0o001 for path in (packages, *packages.parents)):
@@ -38,7 +38,7 @@ def without_rights(*paths: Path) -> Iterator[None]:
         os.seteuid(NOBODY)
     try:
         with warnings.catch_warnings():
-            # Nobody may not write to the cache of compiled programs.
+            # The user nobody may not write to the cache of compiled programs.
             warnings.filterwarnings("ignore", "Error writing persistent compilation")
             yield
     finally:

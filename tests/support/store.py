@@ -23,8 +23,8 @@ from tests.support.processes import LIMIT_SECONDS, free_port
 BUCKET = "lake"
 REFUSED = ("host", "connection", "transfer-encoding", "content-length")
 
-# Called with the method and the path of a call, before the server gets it; returns the
-# status to answer with instead, None to pass it on, or CLOSE to close the connection.
+# Called with a call's method and path before the server gets it. Returns a status to
+# answer with, None to pass the call on, or CLOSE to close the connection.
 Hook = Callable[[str, str], int | None]
 CLOSE = 0
 
@@ -35,7 +35,7 @@ def let_pass(method: str, path: str) -> int | None:
 
 
 def ask(host: str, *call: Any) -> tuple[http.client.HTTPResponse, bytes]:
-    """Returns the answer to a call, and its content."""
+    """Returns the response to a call, and its content."""
     server = http.client.HTTPConnection(host, timeout=LIMIT_SECONDS)
     with contextlib.closing(server):
         server.request(*call)
@@ -102,7 +102,7 @@ class Proxy:
         send(request, response.status, answer, content)
 
     def environment(self) -> dict[str, str]:
-        """Returns the variables by which the libraries find the server."""
+        """Returns the environment variables that lead the libraries to the server."""
         return {
             "STORAGE_EMULATOR_HOST": self.url,
             "TENSORSTORE_GCS_HTTP_URL": self.url,
@@ -158,7 +158,7 @@ class Store:
         raise AssertionError("the server does not start")
 
     def call(self, method: str, path: str, body: str | bytes = b"") -> bytes:
-        """Returns the server's answer to a call that passes no proxy."""
+        """Returns the server's answer to a call without a proxy."""
         answer, content = ask(f"127.0.0.1:{self.port}", method, path, body, {})
         assert answer.status < 400, (method, path, content)
         return content
@@ -186,7 +186,7 @@ class Store:
         self.call("POST", path, content)
 
     def delete(self, address: str) -> None:
-        """Deletes an object, which this process does not remember either."""
+        """Deletes an object, also from this process's caches."""
         self.call("DELETE", self._object(address))
         import gcsfs  # takes a second
 
@@ -208,7 +208,7 @@ class Store:
 
 @pytest.fixture(scope="session")
 def shared_store() -> Iterator[Store]:
-    """The server of all tests of this process: the libraries look for it once."""
+    """Starts the server for all tests of this process: libraries look for it once."""
     with contextlib.closing(Store()) as store, pytest.MonkeyPatch.context() as patch:
         for name, value in store.proxy.environment().items():
             patch.setenv(name, value)
@@ -217,7 +217,7 @@ def shared_store() -> Iterator[Store]:
 
 @pytest.fixture
 def store(shared_store: Store) -> Iterator[Store]:
-    """The server, undisturbed."""
+    """Returns the server, undisturbed."""
     shared_store.proxy.hook = let_pass
     yield shared_store
     shared_store.proxy.hook = let_pass
@@ -225,5 +225,5 @@ def store(shared_store: Store) -> Iterator[Store]:
 
 @pytest.fixture
 def remote(store: Store, request: pytest.FixtureRequest) -> str:
-    """The address of a workdir on gs:// of the test's own."""
+    """Returns the address of the test's own workdir on gs://."""
     return f"gs://{BUCKET}/{request.node.name.replace('[', '-').replace(']', '')}"

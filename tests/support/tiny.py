@@ -22,17 +22,17 @@ from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.state import abstract_params
 
-# The compiler's defaults, where tests/conftest.py sets others for the whole process.
+# The compiler's defaults; tests/conftest.py sets other options for the process.
 OPTIMIZED: dict[str, Any] = {}
 if jax.__version_info__ < (0, 11):
     OPTIMIZED |= {"xla_cpu_use_fusion_emitters": True}
     OPTIMIZED |= {"xla_cpu_parallel_codegen_split_count": 32}
 
-# Relative to the greatest of the expected numbers.
+# Relative to the largest expected number.
 FLOAT32 = 1e-5
 BFLOAT16 = 2e-2
 
-# H x A is not D, as it need not be; V, D, H and F divide over the meshes of the tests.
+# H x A need not be D; V, D, H and F are divisible by the axes of the tests' meshes.
 V, D, H, A, F, N = 12, 8, 2, 3, 10, 2
 SIZES: dict[str, Any] = dict(vocab_size=V, n_layer=N, d_model=D, n_head=H, d_head=A)
 CONFIG = ModelConfig(**SIZES, d_inner=F, mem_len=5, dropout=0.0, kernel="xla")
@@ -41,7 +41,7 @@ MODERN: dict[str, Any] = {"norm": "rms", "feed_forward": "swiglu", "qk_norm": Tr
 T5: dict[str, Any] = {"position": "t5"}
 SAME: dict[str, Any] = {"recurrence": "same"}
 GATED: dict[str, Any] = {"gate": "gru", "pre_lnorm": True}
-# The changes to the layers that came later, together.
+# The later changes to the layers, together.
 KINDS: dict[str, Any] = {**T5, **GATED, **SAME}
 COMPRESSED: dict[str, Any] = {"compressed_len": 3, "compression_rate": 2}
 TOKENS: dict[str, Any] = {"memory_tokens": 2}
@@ -60,7 +60,7 @@ def config(**changes: Any) -> ModelConfig:
 
 
 def reference_settings(config: ModelConfig) -> dict[str, Any]:
-    """Returns the config as `tests.reference` takes it."""
+    """Returns the config's fields in `tests.reference`."""
     known = {field.name for field in dataclasses.fields(reference.Settings)}
     fields = dataclasses.asdict(config)
     return {name: fields[name] for name in known & fields.keys()}
@@ -69,7 +69,7 @@ def reference_settings(config: ModelConfig) -> dict[str, Any]:
 def make_params(config: ModelConfig = CONFIG, seed: int = 0) -> Params:
     """Returns float32 parameters with no bias at zero and no scale at one.
 
-    They are numpy, so that `tests.reference` reads the same numbers.
+    They are numpy arrays, so that `tests.reference` reads the same numbers.
     """
     rng = np.random.default_rng(seed)
 
@@ -97,14 +97,14 @@ def compiled(config: ModelConfig, method: str) -> Callable[..., Any]:
 def apply(
     config: ModelConfig, params: Any, *args: Any, method: str = "__call__", **more: Any
 ) -> Any:
-    """Returns what the model's method does with the arguments: (result, memory)."""
+    """Returns (result, memory) of the model's method."""
     return compiled(config, method)({"params": params}, *args, **more)
 
 
 def read(
     config: ModelConfig, params: Any, tokens_BT: Array, tgt_len: int
 ) -> tuple[Array, Memory]:
-    """Returns hidden_BTD of all the tokens, read segment after segment, and memory."""
+    """Reads tokens segment after segment; returns (hidden_BTD, memory)."""
     memory, pieces = Memory.empty(config, len(tokens_BT)), []
     for begin in range(0, tokens_BT.shape[1], tgt_len):
         tokens_BL = tokens_BT[:, begin : begin + tgt_len]
@@ -131,7 +131,7 @@ def one_device() -> Mesh:
 
 
 def loaded(params: Any = None, **sections: Any) -> Any:
-    """Returns a model as `load` does, without a vocabulary, on one device."""
+    """Returns a model like `load`, without a vocabulary, on one device."""
     from txl_jax.config import Config
     from txl_jax.workdir.load import Loaded
 
@@ -144,7 +144,7 @@ def silent(done: int, total: int) -> None:
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float = FLOAT32) -> None:
-    """Compares two pytrees, leaf by leaf, each relative to its greatest number."""
+    """Compares two pytrees, leaf by leaf, each relative to its largest number."""
 
     def compare(path: tuple[Any, ...], actual: Any, expected: Any) -> None:
         actual, expected = (np.asarray(x, np.float64) for x in (actual, expected))
@@ -173,7 +173,7 @@ def assert_equal(actual: Any, expected: Any) -> None:
 def assert_memory(
     memory: Memory, expected: reference.Memory, tolerance: float = FLOAT32
 ) -> None:
-    """Compares the slots that may be seen, and how many they are."""
+    """Compares the visible slots and their number."""
     M = memory.mem_len
     h_NBMD, filled_B = reference.padded(expected, M)
     np.testing.assert_array_equal(memory.filled_B, filled_B)
@@ -181,7 +181,7 @@ def assert_memory(
     assert_close(np.where(seen_BM1, memory.h_NBMD, 0), h_NBMD, tolerance)
 
 
-# How the lines on stderr begin that may precede an error.
+# Beginnings of the lines on stderr that may precede an error.
 PROGRESS = ("data: ", "the model of update ", "memory: ")
 
 

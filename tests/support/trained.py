@@ -56,7 +56,7 @@ def command(*argv: str) -> Done:
 
 
 class Home(NamedTuple):
-    """A folder with a text, its tokens, an experiment, and the run that it makes."""
+    """A folder with a text, its tokens, an experiment and its trained run."""
 
     path: Path
     trained: Done
@@ -67,17 +67,17 @@ class Home(NamedTuple):
         return self.path / "run"
 
     def read(self, mode: str, *argv: str) -> Done:
-        """Runs a mode that needs the workdir alone."""
+        """Runs a mode that needs only the workdir."""
         return command(f"--mode={mode}", f"--workdir={self.run}", *argv)
 
     def split(self, name: str) -> Path:
-        """Returns the file of a split's tokens, which are bytes."""
+        """Returns the file of a split's tokens, one byte each."""
         (path,) = (self.path / "data" / "txl_jax").rglob(f"{name}.bin")
         return path
 
 
 def train_home(path: Path) -> Home:
-    """Trains the run in a new folder; takes seconds, nearly all of them compiling."""
+    """Trains the run in a new folder; most of its seconds are compilation."""
     path.mkdir()
     (path / "text.txt").write_text(TEXT)
     files = {"path": "text.txt", "data_dir": "data"}
@@ -99,7 +99,7 @@ def trained_folder(factory: pytest.TempPathFactory, worker_id: str) -> Path:
 def own_home(
     home: Home, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> Home:
-    """Copies the trained run for a test that changes it, or needs it unchanged."""
+    """Copies the trained run for a single test."""
     original = trained_folder(tmp_path_factory, worker_id)
     shutil.copytree(original / "run", tmp_path / "home" / "run")
     return Home(tmp_path / "home", home.trained)

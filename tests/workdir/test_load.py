@@ -40,12 +40,12 @@ def write_run(
     mesh: MeshConfig = MESH,
     params: dict[int, Any] = PARAMS,
 ) -> Path:
-    """Writes a workdir with two checkpoints, which lack the state of the optimizer.
+    """Writes a workdir with two checkpoints, without an optimizer state.
 
-    PARAMS[1] are the best and PARAMS[2] the newest; with an average they are 3 and 4.
+    PARAMS[1] are the best and PARAMS[2] the newest; with an average, 3 and 4.
     """
     workdir.mkdir()
-    # As a run saves it: the size comes from the vocabulary.
+    # As in a saved run: the size comes from the vocabulary.
     model = dataclasses.replace(model, vocab_size=0)
     config = Config(model=model, optim=OptimConfig(asgd_from=asgd_from), mesh=mesh)
     configs.save_json(config, workdir / "config.json")
@@ -89,7 +89,7 @@ def refused_start(config: Config, folder: Path, vocab: Any = VOCAB) -> str:
 
 @pytest.mark.parametrize("name, first", [("plain", 1), ("mean", 3)])
 def test_the_average_is_loaded(runs: Path, name: str, first: int) -> None:
-    """Its own config decides; that of an evaluation, as here, may be another run's."""
+    """The run's own config decides, not the config of the evaluation."""
     saved = configs.load_json(runs / name / "config.json")
     for which, expected, step in (
         ("best", PARAMS[first], BEST),
@@ -102,7 +102,7 @@ def test_the_average_is_loaded(runs: Path, name: str, first: int) -> None:
 
 
 def test_a_fitting_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A mesh that the user states is refused with one that fits."""
+    """A mesh that the user states is refused, and one that fits is named."""
     run = write_run(tmp_path / "pod", mesh=MeshConfig(data=3, fsdp=4, model=6))
     loaded = restore.load(run)
     line = "mesh (3, 4, 6, 1) does not fit this machine: reading on (-1, 4, 2, 1)"
@@ -131,7 +131,7 @@ APART = {
 
 @pytest.mark.parametrize("name, seed", [("plain", 1), ("mean", 3)])
 def test_a_start_from_a_run(runs: Path, tmp_path: Path, name: str, seed: int) -> None:
-    """On any mesh, and with other values of the fields that do not matter."""
+    """The mesh and fields that do not matter may differ."""
     assert {f"model.{name}" for name in OTHERS} | APART == {*configs.FREE}
     mesh = MeshConfig(data=1, fsdp=8)
     config = dataclasses.replace(starting_from(runs / name, **OTHERS), mesh=mesh)
@@ -144,7 +144,7 @@ def test_a_start_from_a_run(runs: Path, tmp_path: Path, name: str, seed: int) ->
 def test_a_start_from_a_run_without_a_store(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its gates are new, and all other parameters are those of the run."""
+    """The gates are new, and all other parameters come from the run."""
     mesh = MeshConfig(model=2)
     config = dataclasses.replace(starting_from(runs / "plain", **STORE), mesh=mesh)
     with jax.transfer_guard("disallow"):
@@ -194,7 +194,7 @@ MEANINGS = [{"n_head": 3, "d_head": 2}, *({name: x} for name, x in MEANING.items
 
 @pytest.mark.parametrize("changes", MEANINGS, ids=str)
 def test_other_conventions(runs: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Even where the shapes fit, as they do for most of these."""
+    """They are refused even if the shapes fit, as most of these do."""
     message = refused_start(starting_from(runs / "plain", **changes), tmp_path)
     for name, new in changes.items():
         old = getattr(tiny.CONFIG, name)

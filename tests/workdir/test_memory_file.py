@@ -1,4 +1,4 @@
-"""A memory in a file: reading goes on from it as if it had never stopped.
+"""A memory in a file: reading continues as if it had never stopped.
 
 Dims: as in `txl_jax`.
 """
@@ -27,7 +27,7 @@ def make_loaded(model: ModelConfig) -> Any:
 
 @pytest.mark.parametrize("kind", [{}, tiny.COMPRESSED, tiny.TOKENS, RETRIEVAL])
 def test_reading_goes_on(kind: dict[str, Any], tmp_path: Path) -> None:
-    """With every bit of a memory of two streams."""
+    """Every bit of a memory of two streams is kept."""
     loaded = make_loaded(model := tiny.config(**kind))
     memory = empty_memory(model, 2)
     _, memory = tiny.apply(model, loaded.params, TOKENS_BL[:, :8], memory)

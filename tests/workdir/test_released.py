@@ -1,4 +1,4 @@
-"""The model in the package: its size and card, and what it makes of a text."""
+"""The model in the package: its size, its documentation and its nll of a text."""
 
 import os
 import re

@@ -21,9 +21,9 @@ NLL = {1: 3.0, 2: 1.0, 3: 2.0, 4: None}  # the best is 2
 
 
 def run(workdir: str, last: int) -> tuple[int, list[int]]:
-    """Saves the steps up to `last`, from the newest there is: a run without a model.
+    """Simulates a run: resumes at the newest checkpoint and saves steps up to `last`.
 
-    Returns the step it resumed at and the saves that failed.
+    Returns the step at which it resumed, and the failed saves.
     """
     folder = find(workdir)
     with (
@@ -85,7 +85,7 @@ def test_a_failed_save_is_reported_and_the_next_succeeds(
     store: Store, remote: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def forbid(method: str, path: str) -> int | None:
-        # TensorStore names the object in the query, the other libraries in the body.
+        # TensorStore names the object in the query, other libraries in the body.
         return 403 if method == "POST" and "checkpoints/2/params" in path else None
 
     store.proxy.hook = forbid
@@ -101,7 +101,7 @@ def test_a_failed_save_is_reported_and_the_next_succeeds(
     with pytest.raises(UserError, match="the last checkpoint, of update 4, could not"):
         run(remote, 4)
     assert store.saved(remote) == [1, 3]
-    # Threads of the first failed save may have written late; another start removes it.
+    # Threads of the first failed save may write late; another start removes the rest.
     names = store.names(f"{remote}/checkpoints")
     assert not [name for name in names if name.startswith("2/")], "no partial files"
 

@@ -1,4 +1,4 @@
-"""A workdir has one run at a time; the message to a second names the holder."""
+"""A workdir has one run at a time; the error of a second names the first."""
 
 import errno
 import fcntl

@@ -1,11 +1,11 @@
-"""Tiles cover little more than what is visible, and fit the chips."""
+"""Tiles cover little more than the visible scores, and fit the chips."""
 
 import pytest
 
 from tests.support.refusal import refused
 from txl_jax.kernels.tpu.blocks import VMEM, choose, vmem_bytes
 
-# L, M, A, and how many scores may be computed for one that is visible.
+# L, M, A, and the largest number of computed scores for each visible one.
 PUBLISHED = [
     (150, 150, 41, 1.9),  # WikiText-103, base
     (384, 384, 64, 1.2),  # WikiText-103, large

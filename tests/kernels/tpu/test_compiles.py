@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     reason="libtpu, the TPU compiler, is not installed (pip install libtpu)",
 )
 
-# B x H x A x L x M, of training and, at last, of evaluation
+# B x H x A x L x M, for training and, last, for evaluation
 SHAPES = "22x8x64x512x512,16x16x64x384x384,8x8x128x768x768,1x16x64x4096x4096,"
 SHAPES += "60x10x41x150x150,10x10x41x64x640"
 
@@ -77,7 +77,7 @@ def test_compiles_for_every_position_scheme(position: str, dtype: str) -> None:
 def test_compiles_with_a_stated_precision_of_products(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `kernels.check` states it."""
+    """`kernels.check` states it."""
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     (row,) = estimate(shapes="2x2x64x136x200", dtype=dtype)
     assert "error" not in row, row

@@ -47,7 +47,7 @@ def kernel(
     return functools.partial(fused.rel_attention, blocks=blocks, interpret=interpret)
 
 
-# The cases, with the sizes of tile and strips.
+# Cases, with the sizes of tiles and strips.
 CASES = [
     # Many tiles, padding everywhere.
     (case(2, 2, 33, 47, 8, oldest="documents", rate=0.25), 16, 128),
@@ -101,7 +101,7 @@ GRID = [(*each, jnp.float32) for each in CASES] + [(SHORT, 32, 128, jnp.bfloat16
 def test_two_cores_do_not_race(
     case: Case, tile: int, columns: int, dtype: Any, bounds: Any, monkeypatch: Any
 ) -> None:
-    """Nor is anything outside a buffer used: it raises, or is NaN in the padding."""
+    """Nothing outside a buffer is used: that would raise, or padding would be NaN."""
     for name, value in (("device_kind", "TPU v5p"), ("num_device_cores", 2)):
         monkeypatch.setattr(tpu_info, f"get_{name}", lambda value=value: value)
     params = pltpu.InterpretParams(
@@ -137,7 +137,7 @@ def test_agrees_with_xla_for_chosen_tiles(kind: str, A: int, L: int) -> None:
 
 
 def test_bfloat16_holds_a_bias_exactly() -> None:
-    """ALiBi's greatest biases have more digits than one number of bfloat16."""
+    """ALiBi's largest biases have more digits than one bfloat16 number."""
     bias_HR = -(jnp.arange(8191, -1, -1) / jnp.array([[2.0], [3.0]]))
     make = jax.jit(fused.by_distance, static_argnums=(2, 3))
     sum_HR = np.asarray(make(None, bias_HR, 64, jnp.bfloat16), np.float64).sum(1)
@@ -146,7 +146,7 @@ def test_bfloat16_holds_a_bias_exactly() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_ignore_the_default_precision(dtype: str) -> None:
-    """The TPU compiler refuses products of bfloat16 of the precision "highest"."""
+    """The TPU compiler refuses bfloat16 products of the precision "highest"."""
     a_XA = jnp.ones((2, 3), dtype)
     stated = {}
     for default in (None, "highest"):
