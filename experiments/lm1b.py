@@ -9,7 +9,7 @@ project has not run it.
 unknown, and taken from the released scripts, which have 18 layers and d_inner 4096. The
 rest is TensorFlow's script. The text scores `<S> <S>` between sentences, a free token;
 --config.data.convention=words omits it. The run also shuffled sentences: for that, set
-train.order="sentences:ID", where ID is the place of `<S>` in the vocabulary.
+train.order="sentences".
 """
 
 from ml_collections import ConfigDict

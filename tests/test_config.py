@@ -121,7 +121,7 @@ model.n_layer=                      | model.n_layer = '' is not a whole number
 optim.lr=fast                       | optim.lr = 'fast' is not a number
 model.same_length=1                 | model.same_length = '1' is not true or false
 train.num_steps=99999999999         | must be below 2^31
-train.order=sentences               | train.order | mean 'sentences:ID'
+train.order=sentence                | train.order | mean 'sentences'
 train.batch_size=9 train.batch_chunk=2 | train.batch_size = 9 | train.batch_chunk = 2
 {DYNAMIC} mesh.segments=2            | eval.dynamic = "sgd" | mesh.segments to 1
 train.gradient_segments=2            | segments_per_update = 1 | gradient_segments = 2

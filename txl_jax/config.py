@@ -37,7 +37,7 @@ from txl_jax.runtime import storage
 from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.storage import DAMAGE
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.update.options import OFF, OptimConfig, TrainConfig
+from txl_jax.update.options import OptimConfig, TrainConfig
 
 # Experiments use the families of models: `default(model=tensorflow(n_layer=18))`.
 __all__ = ["Config", "default", "huggingface", "nvidia", "pytorch", "tensorflow"]
@@ -68,9 +68,9 @@ class Config:
         self._check_context()
         self._check_segments()
         resets = {
-            "train.reset_memory_at": train.reset_memory_at != OFF,
+            "train.reset_memory_at": train.reset_memory_at,
             'train.order = "roll"': train.order == "roll",
-            "eval.reset_memory_at": eval.reset_memory_at != OFF,
+            "eval.reset_memory_at": eval.reset_memory_at,
         }
         for name, on in resets.items():
             refuse(

@@ -231,12 +231,14 @@ def test_evaluation_takes_a_split_and_checkpoints(home: Home) -> None:
     assert done.result["cold_tokens"] == 16 * 8
 
 
-def test_documents_begin_after_a_token_given_by_text_or_id(home: Home) -> None:
-    text, token = (
-        home.read("evaluate", f"--reset_memory_at={x}").result for x in (r"\n", "10")
+def test_documents_begin_at_a_token(home: Home) -> None:
+    """A digit is a character, not an id."""
+    line, digit, none = (
+        home.read("evaluate", f"--reset_memory_at={x}").result for x in (r"\n", "0", "")
     )
-    assert text["nll"] == token["nll"] != home.trained.result["nll"]
-    assert text["reset_memory_at"] == token["reset_memory_at"] == "10"
+    assert len({line["nll"], digit["nll"], none["nll"]}) == 3
+    assert none["nll"] == home.trained.result["nll"]
+    assert digit["reset_memory_at"] == "0"
 
 
 def test_samples_start_with_their_prompt(home: Home) -> None:
@@ -273,7 +275,7 @@ def test_scoring_a_text(home: Home) -> None:
     flags = (f"--path={home.split('test')}", "--prefix=\n")
     result = home.read("score", *flags, f"--output={home.path / 'lines.jsonl'}").result
     reset = home.read("score", *flags, r"--config.eval.reset_memory_at=\n").result
-    assert reset["reset_memory_at"] == "10" and reset["nll"] != result["nll"]
+    assert reset["reset_memory_at"] == r"\n" and reset["nll"] != result["nll"]
     assert (result["mode"], result["step"], result["mem_len"]) == ("score", 60, 8)
     assert documented("score", result)
     test = home.split("test").read_text()

@@ -151,12 +151,13 @@ def test_a_list_of_words_is_read(tmp_path: Path) -> None:
     [
         (ByteVocab(), "\n", 10),
         (ByteVocab(), r"\n", 10),
-        (ByteVocab(), "é", "the text is 2 tokens in this vocabulary"),
-        (CharVocab("a0"), r"\x30", 1),
+        (ByteVocab(), "0", 48),
+        (ByteVocab(), "\udcff", 255),
+        (ByteVocab(), "é", "'é' is 2 tokens in this vocabulary"),
         (CharVocab("aé"), "b", "'b' is not in the vocabulary"),
         (WordVocab(["<S>", "é", "x"], TENSORFLOW), "<S>", 0),
         (WordVocab(["a", "<eos>", "<unk>"]), r"\n", 1),
-        (WordVocab(["a", "<eos>", "<unk>"]), "b", "the text is unknown in"),
+        (WordVocab(["a", "<eos>", "<unk>"]), "b", "'b' is unknown in"),
     ],
 )
 def test_a_token_is_found_by_its_text(

@@ -18,7 +18,7 @@ from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
 from tests.support.reference_tokens import Stream as TokenStream
-from txl_jax.data.streams import Streams
+from txl_jax.data.streams import OFF, Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate, make_reader
@@ -40,9 +40,10 @@ TOKENS = tiny.make_tokens(1, 55)[0]  # 54 pairs: no multiple of 4 streams or of 
 
 @functools.cache
 def compiled(
-    config: EvalConfig = CONFIG, model_config: ModelConfig = MODEL
+    config: EvalConfig = CONFIG, model_config: ModelConfig = MODEL, reset: int = OFF
 ) -> Evaluate:
-    return make_evaluate(model_config, config, tiny.one_device())
+    device = tiny.one_device()
+    return make_evaluate(model_config, config, device, reset_memory_at=reset)
 
 
 def bounds(tokens: np.ndarray, streams: int) -> Iterator[tuple[int, int]]:
@@ -108,13 +109,11 @@ def test_nll_by_a_loop(changes: dict[str, Any], count: int, cold_tokens: int) ->
 )
 def test_segments_per_call_change_nothing(L: int, M: int, S: int, kernel: str) -> None:
     """Documents start anywhere; streams differ in length and end in padding."""
-    one = EvalConfig(
-        streams=3, tgt_len=L, mem_len=M, reset_memory_at="3", segments_per_step=1
-    )
+    one = EvalConfig(streams=3, tgt_len=L, mem_len=M, segments_per_step=1)
     several = dataclasses.replace(one, segments_per_step=S)
     model_config = tiny.config(kernel=kernel)
     nll, expected = (
-        compiled(config, model_config)(PARAMS, TOKENS[:53], tiny.silent)["nll"]
+        compiled(config, model_config, 3)(PARAMS, TOKENS[:53], tiny.silent)["nll"]
         for config in (several, one)
     )
     assert nll == pytest.approx(expected, rel=tiny.FLOAT32)

@@ -106,8 +106,9 @@ def test_documents_are_independent(with_memory: Score) -> None:
     at = 10  # a segment starts here, so that both are cut alike
     text_T = np.where(TOKENS_T == (end := tiny.V - 1), 0, TOKENS_T)
     text_T[at] = end
-    config = dataclasses.replace(MEMORY, reset_memory_at=str(end), segments_per_step=3)
-    nll_T = score.make_score(tiny.CONFIG, config, PARAMS, False)(text_T, NOTHING_T)[0]
+    config = dataclasses.replace(MEMORY, segments_per_step=3)
+    read = score.make_score(tiny.CONFIG, config, PARAMS, False, reset_memory_at=end)
+    nll_T = read(text_T, NOTHING_T)[0]
     tiny.assert_close(nll_T[1 : at + 1], with_memory(text_T, NOTHING_T)[0][1 : at + 1])
     tiny.assert_close(nll_T[at + 1 :], with_memory(text_T[at:], NOTHING_T)[0][1:])
 

@@ -43,7 +43,7 @@ FIELDS: dict[str, Any] = {
     "train.eval_every": 48,
     "train.order": "roll",
     "train.varlen": True,
-    "train.reset_memory_at": ord(","),
+    "train.reset_memory_at": ",",
     "optim.optimizer": "adam",
     "optim.schedule": "cosine",
     "optim.lr": 1e-3,

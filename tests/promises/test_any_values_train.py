@@ -42,8 +42,8 @@ TEXTS: dict[str, tuple[Any, ...]] = {
     "model.cutoffs": ((), (60, 120)),
     "model.tie_projs": ((), (True,), (False, True, True)),
     "model.remat_policy": ("none", "full", "dots", "save:q,k", "offload:o"),
-    "train.order": ("stream", "roll", "sentences:10"),
-    "train.reset_memory_at": ("-1", "\\n"),
+    "train.order": ("stream", "roll", "sentences"),
+    "train.reset_memory_at": ("", "\\n"),
 }
 NO_MEMORY = {"model.mem_len": 0, "eval.mem_len": 0, "generate.mem_len": 0}
 SEGMENTS = "segments_per_call", "segments_per_update", "gradient_segments"

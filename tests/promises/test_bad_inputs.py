@@ -74,6 +74,7 @@ WRITTEN: dict[str, str | bytes] = {
     "cut.txt.gz": gzip.compress(TEXT.encode())[:-20],
     **{f"splits/{name}.txt": TEXT for name in ("train", "valid", "test", "more")},
     "words.txt": "one two\nthree\n",
+    "line.txt": "one two three " * 99,
     "marked.txt": "<eos>\none\n",
     "many.txt": "\n".join(["<eos>", *map(str, range(300))]),
     "nothing.txt": "",
@@ -122,8 +123,8 @@ new model.kernel=chunked train.batch_chunk=2 | batch_size / batch_chunk
 new train.batch_size=12                   | is not divisible by mesh.data x mesh.fsdp
 new train.batch_size=80000                 | decrease train.batch_size
 new eval.streams=12                       | eval.streams = 12
-new train.order=sentences:0             | does not occur in the text
-new train.reset_memory_at=300             | 300 is not a token of this vocabulary
+new train.order=sentences data.path={home}/line.txt | set it to "stream"
+new train.reset_memory_at=300             | train.reset_memory_at: '300' is 3 tokens
 new mesh.segments=2 mesh.data=4           | eval.segments_per_step) to a multiple of
 new mesh.data=16                          | does not fit 8 devices; set mesh.data=-1
 new mesh.model=8                          | make it a multiple of 8, or lower mesh.model

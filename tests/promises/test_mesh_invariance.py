@@ -18,7 +18,7 @@ from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config
-from txl_jax.data.streams import Position
+from txl_jax.data.streams import OFF, Position
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
@@ -29,6 +29,7 @@ from txl_jax.update import optim
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import TrainState
 from txl_jax.update.step import make_program
+from txl_jax.workdir.fit import TokenIds
 
 pytestmark = pytest.mark.promise("The mesh does not change the numbers")
 
@@ -105,7 +106,8 @@ class Run:
             )
         self.like = save_restore.abstract(jax.eval_shape(self.init), places)
         rows = host_rows(self.mesh, config.train.batch_size, "train.batch_size")
-        self.streams = make_streams(config, TEXT, rows)
+        ids = TokenIds(int(config.train.reset_memory_at or OFF))
+        self.streams = make_streams(config, TEXT, rows, ids)
         self.S = config.train.segments_per_call
 
     def train(

@@ -66,7 +66,7 @@ ACROSS = [
     f"--config.train.{name}=4"
     for name in ("segments_per_call", "segments_per_update", "gradient_segments")
 ]
-ACROSS += [f"--config.train.reset_memory_at={ord(',')}"]
+ACROSS += ["--config.train.reset_memory_at=,"]
 
 
 @pytest.mark.long

@@ -158,7 +158,7 @@ def evaluate_split(
     elif config.cache_len:
         reader = continuous_cache.make_reader(model, config, mesh)
     score = None if reader else plain
-    score = score or make_evaluate(model, config, mesh, reader)
+    score = score or make_evaluate(model, config, mesh, reader, loaded.ids.eval_reset)
     off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
     with Progress(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)
@@ -181,7 +181,7 @@ def gradient_sizes(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
     model = evaluation_model(loaded.config.model, config)
     split = tokens.manifest["splits"]["train"]["sha256"]
     state = checksums(loaded.params), model, config.tgt_len, config.dynamic_segments
-    key = hashlib.sha256(repr((*state, config.reset_memory_at, split)).encode())
+    key = hashlib.sha256(repr((*state, loaded.ids.eval_reset, split)).encode())
     saved, names = read_arrays(path), [name for name, _ in named_leaves(loaded.params)]
     if saved.get("key") == key.hexdigest():
         arrays = [saved[name] for name in names]
@@ -190,7 +190,7 @@ def gradient_sizes(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
     L, text = config.tgt_len, tokens.split("train")
     if config.dynamic_segments:
         text = text[: config.dynamic_segments * L + 1]
-    streams = Streams(text, 1, L, reset_memory_at=int(config.reset_memory_at))
+    streams = Streams(text, 1, L, reset_memory_at=loaded.ids.eval_reset)
     with Progress("gradients of train") as progress:
         segments = each_segment(streams, progress)
         rms = root_mean_squares(

@@ -15,6 +15,7 @@ from txl_jax.config import Config, with_values
 from txl_jax.data.files import require_apart
 from txl_jax.data.options import SLACK
 from txl_jax.data.streams import (
+    OFF,
     Order,
     ShuffledSentences,
     Streams,
@@ -22,7 +23,7 @@ from txl_jax.data.streams import (
     in_file_order,
 )
 from txl_jax.data.tokens import Tokens, prepare
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, refuse
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.model.segment import Segment
 from txl_jax.report.log import say
@@ -32,7 +33,14 @@ from txl_jax.train import Training
 from txl_jax.update.state import Program, TrainState
 from txl_jax.update.step import make_program
 from txl_jax.workdir import claim
-from txl_jax.workdir.fit import default_prompt, fit_mesh, fit_vocab
+from txl_jax.workdir.fit import (
+    NO_TOKENS,
+    TokenIds,
+    default_prompt,
+    find_ids,
+    fit_mesh,
+    fit_vocab,
+)
 from txl_jax.workdir.load import initial_data, load_initial
 
 LONGEST_PROMPT = 64  # tokens of the corpus
@@ -59,10 +67,10 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     if not keep_prompt:
         config = fit_prompt(config, tokens)
-    fitted = fit_vocab(config, tokens.vocab)
+    fitted, ids = fit_vocab(config, tokens.vocab), find_ids(config, tokens.vocab)
     mesh = fit_mesh(fitted)
     training, evaluate = make_training(
-        fitted, mesh, tokens.split("train"), tokens.split("valid")
+        fitted, mesh, tokens.split("train"), tokens.split("valid"), ids
     )
     for split in dict.fromkeys(("valid", config.eval.split)):  # the same order in all
         text = config.eval.cut(tokens.split(split))
@@ -113,41 +121,54 @@ def step_arguments(
 
 
 def make_training(
-    config: Config, mesh: Mesh, train_tokens: np.ndarray, valid_tokens: np.ndarray
+    config: Config,
+    mesh: Mesh,
+    train_tokens: np.ndarray,
+    valid_tokens: np.ndarray,
+    ids: TokenIds,
 ) -> tuple[Training, Evaluate]:
     """Returns what updates need, without their start, and how to evaluate a split."""
     rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
-    evaluate = make_evaluate(config.model, config.eval, mesh)
+    evaluate = make_evaluate(
+        config.model, config.eval, mesh, reset_memory_at=ids.eval_reset
+    )
     training = Training(
         config=config,
         mesh=mesh,
         program=make_program(config.model, config.train, config.optim, mesh),
-        read_batch=make_streams(config, train_tokens, rows).batch,
+        read_batch=make_streams(config, train_tokens, rows, ids).batch,
         mean_nll=lambda params, show: evaluate(params, valid_tokens, show)["nll"],
     )
     return training, evaluate
 
 
 def make_streams(
-    config: Config, tokens: np.ndarray, rows: slice | np.ndarray
+    config: Config,
+    tokens: np.ndarray,
+    rows: slice | np.ndarray,
+    ids: TokenIds = NO_TOKENS,
 ) -> Streams:
     """Returns the streams `rows` of the training text."""
     train, types = config.train, config.model.vocab_size
-    if train.score_from >= types:
-        raise UserError(
-            f"train.score_from = {train.score_from} must be below the vocabulary's "
-            f"size, {types}: no target would be scored"
-        )
+    refuse(
+        train.score_from >= types,
+        f"train.score_from = {train.score_from} must be below the vocabulary's size, "
+        f"{types}: no target would be scored",
+    )
+    refuse(
+        train.reset_memory_at and ids.train_reset == OFF,
+        f"train.reset_memory_at = {train.reset_memory_at!r} needs the token's id",
+    )
     order: Order = in_file_order
-    if train.sentence_end >= 0:
-        order = ShuffledSentences(tokens, train.sentence_end, train.seed)
+    if train.order == "sentences":
+        order = ShuffledSentences(tokens, ids.sentence_end, train.seed)
     return Streams(
         tokens,
         train.batch_size,
         train.tgt_len,
         rows=rows,
         ext_len=train.ext_len,
-        reset_memory_at=int(train.reset_memory_at),
+        reset_memory_at=ids.train_reset,
         roll=train.order == "roll",
         varlen=train.varlen,
         half_loss=train.half_loss,

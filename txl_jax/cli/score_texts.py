@@ -25,7 +25,12 @@ def score_texts(loaded: Loaded) -> Json:
     """Scores the texts of the `score` section."""
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.score
     score = make_score(
-        config.model, config.eval, loaded.params, options.hidden, loaded.mesh
+        config.model,
+        config.eval,
+        loaded.params,
+        options.hidden,
+        loaded.mesh,
+        loaded.ids.eval_reset,
     )
     texts = find_files(options)
     require_other(options.output, filter(None, texts), "score.output")

@@ -20,7 +20,7 @@ from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.train import train
 from txl_jax.workdir import claim
-from txl_jax.workdir.fit import fit_mesh, warn_of_rotations
+from txl_jax.workdir.fit import NO_TOKENS, TokenIds, fit_mesh, warn_of_rotations
 from txl_jax.workdir.folder import METRICS, RESULT
 from txl_jax.workdir.load import load_fitted
 from txl_jax.workdir.staging import locked, writing
@@ -81,13 +81,17 @@ def train_on(
     valid_tokens: np.ndarray,
     params: Params | None = None,
     send_line: SendLine = lambda step, numbers: None,
+    ids: TokenIds = NO_TOKENS,
 ) -> Json:
     """Trains on given tokens, from `params` or from random parameters if None.
 
     For programs with tokens of their own: the workdir gets neither config.json nor a
-    lock. config.model.vocab_size is set. For result and errors see `train.train`.
+    lock. config.model.vocab_size is set. ids: of the tokens that the config names.
+    For result and errors see `train.train`.
     """
-    training, _ = make_training(config, fit_mesh(config), train_tokens, valid_tokens)
+    training, _ = make_training(
+        config, fit_mesh(config), train_tokens, valid_tokens, ids
+    )
     return train(training._replace(params=params), workdir, send_line)
 
 

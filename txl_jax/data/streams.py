@@ -24,6 +24,7 @@ from txl_jax.model.segment import Segment
 # (epoch, indices in the epoch's text) -> indices in the token file.
 Order = Callable[[int, np.ndarray], np.ndarray]
 
+OFF = -1  # the id of no token
 SHORTEST = 5  # tokens of a segment of varying length; at most tgt_len + SLACK
 CHUNK = 2**22  # elements of the file or of a permutation that are processed at once
 Bits = TypeVar("Bits", int, np.ndarray)  # 64 of them; arrays are uint64
@@ -74,9 +75,9 @@ class Streams:
     # (NVIDIA's evaluation). With ext_len they are the context of its first segments and
     # form no segments.
     warm_tokens: int = 0
-    # A document starts with each input of this id, which sees nothing before it; -1 =
-    # never. As a target the token is still the last one of the document that it ends.
-    reset_memory_at: int = -1
+    # A document starts with each input of this id, which sees nothing before it. As a
+    # target the token is still the last one of the document that it ends.
+    reset_memory_at: int = OFF
     # In every epoch, each stream starts at a random place and wraps around at its end,
     # where a document starts (NVIDIA's roll).
     roll: bool = False
@@ -165,7 +166,7 @@ class Streams:
         starts_BL = turn_BL == -lead_B[:, None]
         inputs_BL = self._read(position.epoch, pair_BL)
         first_BL = wraps_BL | starts_BL
-        if self.reset_memory_at >= 0:
+        if self.reset_memory_at != OFF:
             first_BL |= inputs_BL == self.reset_memory_at
         return (
             inputs_BL,
@@ -252,9 +253,8 @@ def find_sentences(tokens: np.ndarray, sentence_end: int) -> np.ndarray:
     )
     if not len(ends):
         raise UserError(
-            f'train.order = "sentences:{sentence_end}": token {sentence_end} does not '
-            "occur in the text: give the id of the token that ends a sentence, or set "
-            'train.order = "stream"'
+            'train.order = "sentences" needs lines, and the text has none: set it to '
+            '"stream"'
         )
     if ends[0] == 1 and len(ends) % 2 == 0 and (ends[1:-1:2] + 1 == ends[2::2]).all():
         ends = ends[1::2]

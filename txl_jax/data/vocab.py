@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,18 +147,17 @@ VOCABULARIES: dict[str, Callable[[Json], Vocab]] = {
 def find(vocab: Vocab, text: str) -> int:
     r"""Returns the token of a text; raises UserError if it is not exactly one.
 
-    "\n" is the end of a line, also where a shell has passed a backslash and an n, and
-    "\x30" is the character 0, which a config would take for an id.
+    A backslash and an n, which a shell may pass, are the end of a line too, like "\n",
+    and a backslash and a t a tab.
     """
     text = text.replace(r"\n", "\n").replace(r"\t", "\t")
-    text = re.sub(r"\\x([0-9a-fA-F]{2})", lambda found: chr(int(found[1], 16)), text)
     if isinstance(vocab, WordVocab):
         tokens = vocab.look_up([vocab.lines.eos if text == "\n" else text])
     else:
         tokens = vocab.encode(text)
     if len(tokens) != 1 or tokens[0] == vocab.unknown:
         count = "unknown" if len(tokens) == 1 else f"{len(tokens)} tokens"
-        raise UserError(f"the text is {count} in this vocabulary: give one token")
+        raise UserError(f"{text!r} is {count} in this vocabulary: give one token")
     return int(tokens[0])
 
 

@@ -9,7 +9,6 @@ from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.fields import at_least, check, field, fraction, one_of
 from txl_jax.model.config import ModelConfig
-from txl_jax.update.options import OFF
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,9 +78,9 @@ class EvalConfig:
         False, help="Fills memories, or windows, with the preceding tokens."
     )
     reset_memory_at: str = field(
-        OFF,
-        help="First token of a document, as text (`\\n`, `<eos>`, `\\x30` for 0) or "
-        "an id. -1 joins all documents.",
+        "",
+        help="First token of a document, as text, such as `\\n` or `<eos>`. Empty "
+        "joins all documents.",
     )
     baselines: bool = field(
         False, help="After training on bytes, compares with n-grams, gzip and xz."
@@ -124,7 +123,7 @@ class EvalConfig:
                 f"eval.ext_len = {self.ext_len} with eval.mem_len = {self.mem_len} "
                 "would show the same tokens twice: set one of them to 0"
             )
-        one_text = self.ext_len or self.reset_memory_at != OFF
+        one_text = self.ext_len or self.reset_memory_at
         if self.cold_start and one_text:
             raise UserError(
                 f"eval.sweep = {self.sweep!r} needs a memory that fills and ignores "

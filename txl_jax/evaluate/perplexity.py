@@ -10,7 +10,8 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax import metrics
-from txl_jax.data.streams import Streams
+from txl_jax.data.streams import OFF, Streams
+from txl_jax.errors import refuse
 from txl_jax.evaluate.dynamic import Adaptation
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, from_hidden
@@ -63,6 +64,7 @@ def make_evaluate(
     config: EvalConfig,
     mesh: Mesh,
     reader: Reader | Adaptation | None = None,
+    reset_memory_at: int = OFF,
 ) -> Evaluate:
     """Returns evaluate(params, tokens, progress), compiled once for any split.
 
@@ -70,8 +72,13 @@ def make_evaluate(
     tokens, the mean nll in nats, ppl, bpc, the seconds of reading without compilation,
     the streams, and cold_tokens: the tokens scored before their stream had read mem_len
     tokens (without a memory, ext_len). reader: yields summed nlls in nats; by default
-    that of `make_reader`.
+    that of `make_reader`. reset_memory_at: the id of the token that the config names,
+    as in `Loaded.ids`.
     """
+    refuse(
+        config.reset_memory_at and reset_memory_at == OFF,
+        f"eval.reset_memory_at = {config.reset_memory_at!r} needs the token's id",
+    )
     rows = host_rows(mesh, config.streams, "eval.streams")
     context = config.mem_len or config.ext_len
     reader = reader or make_reader(model_config, config, mesh)
@@ -85,7 +92,7 @@ def make_evaluate(
             rows=rows,
             ext_len=config.ext_len,
             warm_tokens=context if config.warm_start else 0,
-            reset_memory_at=int(config.reset_memory_at),
+            reset_memory_at=reset_memory_at,
         )
         reader.prepare(params, streams.epoch())
         started = time.perf_counter()

@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax import metrics
-from txl_jax.data.streams import Streams
+from txl_jax.data.streams import OFF, Streams
 from txl_jax.data.vocab import Vocab, spell
 from txl_jax.errors import BadNumbers
 from txl_jax.evaluate import reader
@@ -59,11 +59,12 @@ def make_score(
     params: Params,
     hidden: bool,
     mesh: Mesh | None = None,
+    reset_memory_at: int = OFF,
 ) -> Score:
     """Returns score(tokens_T, prefix_T), compiled once for documents of any length.
 
     hidden: return hidden states. A long document is split over the segments of the mesh
-    unless mesh.data or mesh.fsdp exceeds 1.
+    unless mesh.data or mesh.fsdp exceeds 1. reset_memory_at: as in `make_evaluate`.
     """
     model_config = evaluation_model(model_config, config)
     if mesh and shards(mesh, "B") > 1:
@@ -95,7 +96,7 @@ def make_score(
             1,
             config.tgt_len,
             ext_len=config.ext_len,
-            reset_memory_at=int(config.reset_memory_at),
+            reset_memory_at=reset_memory_at,
         )
         segments = [*streams.epoch()]
         new_X = np.concatenate([each.weights_SBL[0, 0] > 0 for each in segments])

@@ -138,7 +138,10 @@ def score(row: Config, workdir: Path, tokens: Tokens) -> Json:
     nll_nats = {}
     for length in lengths(row):
         evaluation = attend(loaded.config, length)
-        evaluate = make_evaluate_once(loaded.config.model, evaluation, loaded.mesh)
+        model, mesh, ids = loaded.config.model, loaded.mesh, loaded.ids
+        evaluate = make_evaluate_once(
+            model, evaluation, mesh, reset_memory_at=ids.eval_reset
+        )
         with Progress(f"attention to {length} tokens") as progress:
             scores = evaluate(loaded.params, text, progress)
         nll_nats[str(length)] = scores["nll"]

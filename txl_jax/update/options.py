@@ -2,13 +2,12 @@
 
 import dataclasses
 
-from txl_jax.errors import UserError, nearest, refuse
+from txl_jax.errors import refuse
 from txl_jax.fields import at_least, between, check, field, one_of
 
-ORDERS = ("stream", "roll", "sentences:ID")
+ORDERS = ("stream", "roll", "sentences")
 OPTIMIZERS = ("adam", "lamb", "muon", "sgd")
 SCHEDULES = ("cosine", "cosine_through_warmup", "inverse_sqrt", "constant")
-OFF = "-1"  # of reset_memory_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +44,9 @@ class TrainConfig:
     eval_every: int = field(4_000, at_least(1), help="Updates between validations.")
     order: str = field(
         "stream",
-        help='Order of the text: "stream" keeps it, "roll" starts streams at random '
-        'places, and "sentences:ID" shuffles sentences, which end in token ID.',
+        one_of(ORDERS),
+        help='Order of the text; "roll" starts streams at random places, and '
+        '"sentences" shuffles sentences, one per line.',
     )
     varlen: bool = field(False, help="Draws each segment's length around tgt_len.")
     ext_len: int = field(
@@ -59,9 +59,9 @@ class TrainConfig:
         0, help="Scores only targets from this id on. 0 scores all."
     )
     reset_memory_at: str = field(
-        OFF,
-        help="First token of a document, as text (`\\n`, `<eos>`, `\\x30` for 0) or "
-        "an id. -1 joins all documents.",
+        "",
+        help="First token of a document, as text, such as `\\n` or `<eos>`. Empty "
+        "joins all documents.",
     )
     init_from: str = field(
         "",
@@ -72,15 +72,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
         check(self, "train")
-        kind, _, token = self.order.partition(":")
-        if self.order not in ORDERS[:2] and not (
-            kind == "sentences" and token.isdecimal()
-        ):
-            raise UserError(
-                f"train.order = {self.order!r} must be one of {', '.join(ORDERS)}"
-                f"{nearest(self.order, ORDERS)}; ID is that of the token that ends a "
-                "sentence"
-            )
         refuse(
             self.half_loss and self.ext_len,
             f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
@@ -102,12 +93,6 @@ class TrainConfig:
             f"train.gradient_segments = {self.gradient_segments} needs segments of "
             "tgt_len new tokens: leave out train.varlen and train.ext_len",
         )
-
-    @property
-    def sentence_end(self) -> int:
-        """The id of the token that ends a sentence; -1 = sentences keep their order."""
-        kind, _, token = self.order.partition(":")
-        return int(token) if kind == "sentences" else -1
 
     def updates_of_call(self, save_every: int, step: int = 0) -> int:
         """Returns U, the updates of the call to the device after update `step`.

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-import re
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -11,6 +11,7 @@ from txl_jax.config import Config, with_values
 from txl_jax.convert.formats import LENGTHS
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import CORPORA
+from txl_jax.data.streams import OFF
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, prefixed
 from txl_jax.evaluate.options import EvalConfig
@@ -20,29 +21,46 @@ from txl_jax.report.log import say
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import RULES
 
-ID = re.compile("-1|[0-9]{1,9}")
+
+class TokenIds(NamedTuple):
+    """The ids of the tokens that a config names by their text; OFF = none.
+
+    The config itself keeps the texts, which do not depend on a vocabulary. What reads
+    tokens takes the ids.
+    """
+
+    train_reset: int = OFF  # of train.reset_memory_at
+    eval_reset: int = OFF  # of eval.reset_memory_at
+    sentence_end: int = OFF  # of the line's end, with train.order = "sentences"
+
+
+NO_TOKENS = TokenIds()  # of a config that names none
+
+
+def find_ids(config: Config, vocab: Vocab) -> TokenIds:
+    """Returns the ids; raises UserError for a text that is not exactly one token."""
+
+    def find(field: str, text: str) -> int:
+        with prefixed(field):
+            return vocabulary.find(vocab, text) if text else OFF
+
+    train, eval = config.train, config.eval
+    return TokenIds(
+        train_reset=find("train.reset_memory_at", train.reset_memory_at),
+        eval_reset=find("eval.reset_memory_at", eval.reset_memory_at),
+        sentence_end=find("train.order", "\n" * (train.order == "sentences")),
+    )
 
 
 def fit_vocab(config: Config, vocab: Vocab) -> Config:
-    """Returns the config with the vocabulary's size, and ids in reset_memory_at."""
+    """Returns the config with the vocabulary's size; raises UserError."""
     size = config.model.vocab_size or len(vocab)
     if size < len(vocab):
         raise UserError(
             f"model.vocab_size = {size} is less than the vocabulary's {len(vocab)}; "
             "set it to 0 to take the vocabulary's"
         )
-    config = with_values(config, {"model.vocab_size": size})
-    for section in ("train", "eval"):
-        text = getattr(config, section).reset_memory_at
-        with prefixed(f"{section}.reset_memory_at = {text!r}"):
-            token = int(text) if ID.fullmatch(text) else vocabulary.find(vocab, text)
-            if token >= len(vocab):
-                raise UserError(
-                    f"{token} is not a token of this vocabulary: give one below "
-                    f"{len(vocab)}, or its text"
-                )
-        config = with_values(config, {f"{section}.reset_memory_at": str(token)})
-    return config
+    return with_values(config, {"model.vocab_size": size})
 
 
 def imported_config(model: ModelConfig, vocab: Vocab) -> Config:

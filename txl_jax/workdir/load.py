@@ -31,7 +31,7 @@ from txl_jax.sharding.mesh import nearest_mesh
 from txl_jax.sharding.rules import shardings
 from txl_jax.update.state import abstract_params, init_params
 from txl_jax.workdir.claim import check_same_run, read_run, trained_on
-from txl_jax.workdir.fit import fit_mesh, fit_vocab
+from txl_jax.workdir.fit import NO_TOKENS, TokenIds, find_ids, fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CONFIG, VOCAB, find, read_config
 from txl_jax.workdir.released import load_config, packaged
 
@@ -45,6 +45,7 @@ class Loaded(NamedTuple):
     config: Config
     step: int
     mesh: Mesh
+    ids: TokenIds = NO_TOKENS  # of the tokens that the config names
     trained_on: Mapping[str, str] = {}  # SHA-256 of its corpus's splits, if known
 
 
@@ -97,7 +98,7 @@ def load_fitted(
     released: Release | None = None,
 ) -> Loaded:
     """Returns a model whose config and mesh fit; `released`: of a file."""
-    like = like_params(config.model, mesh)
+    like, ids = like_params(config.model, mesh), find_ids(config, vocab)
     if released:
         step = released.step
         saved, expected = map(save_restore.shapes, (released.params, like))
@@ -116,7 +117,8 @@ def load_fitted(
         raise BadNumbers(
             f"parameter {name} in {workdir} is not finite: make the run again"
         )
-    return Loaded(TransformerXL(config.model), params, vocab, config, step, mesh)
+    model = TransformerXL(config.model)
+    return Loaded(model, params, vocab, config, step, mesh, ids)
 
 
 def like_params(model: ModelConfig, mesh: Mesh) -> Params:

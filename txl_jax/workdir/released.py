@@ -16,8 +16,8 @@ from txl_jax.runtime import storage
 from txl_jax.runtime.storage import DAMAGE, Json
 from txl_jax.workdir.folder import describe
 
-# Of fields of earlier versions, the values that all models have now.
-FIXED = {"n_bucket": 32, "max_distance": 128}
+# Values of earlier versions that all models have now, or that stood for the default.
+FIXED = {"n_bucket": 32, "max_distance": 128, "reset_memory_at": "-1"}
 SUFFIX = ".safetensors"
 PACKAGED = Path(__file__).parents[1] / "packaged"
 
@@ -67,8 +67,10 @@ def check_config(config: Json, origin: Json, path: Path) -> Config:
             f"{section}.{name}": value
             for section in configs.SECTIONS.keys() & config.keys()
             for name, value in config[section].items()
-            if f"{section}.{name}" in configs.FIELDS
-            or (section == "model" and value and value != FIXED.get(name))
+            if (name, value) not in FIXED.items()
+            and (
+                f"{section}.{name}" in configs.FIELDS or (section == "model" and value)
+            )
         }
         return configs.with_values(Config(), values)
     except (*DAMAGE, UserError) as error:
