@@ -185,7 +185,7 @@ IDENTITY = select("""
 # A run may start from parameters that were trained with another value of these.
 FREE = select("""
     model.mem_len,initial_memory,recurrence,clamp_len,same_length,retrieval_len
-    model.retrieval_top_k,memory_tokens,compressed_len
+    model.retrieval_top_k,memory_tokens,compressed_len,fast_weights
     model.dropout,dropatt,variational,word_dropout,init_std,proj_init_std,norm_init_std
     model.dtype,kernel,remat_policy,unroll
 """)

@@ -43,14 +43,14 @@ def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> fl
     last reaches M rounded up to whole segments. With same_length every token sees the
     same number of keys, itself included, and each layer reaches that far. A compressed
     slot reaches as far as its compression_rate states. A layer that retrieves reaches
-    retrieval_len tokens before each token. With recurrence = "same" or memory tokens,
-    each segment adds to the reach: infinity.
+    retrieval_len tokens before each token. With recurrence = "same", memory tokens or
+    fast weights, each segment adds to the reach: infinity.
     """
     N, M, L = n_layer or config.n_layer, config.mem_len, tgt_len
     M += config.compressed_len * config.compression_rate
     if not config.has_memory:
         return 0
-    if config.recurrence == "same" or config.memory_tokens:
+    if config.recurrence == "same" or config.memory_tokens or config.fast_weights:
         return math.inf
     keys, oldest = keys_per_query(config, M), 0  # the oldest token that counts so far
     for n in reversed(range(N)):

@@ -41,6 +41,7 @@ OTHER_MEMORIES = {
     "compressed": "model.compressed_len=9 model.compression_rate=4 "
     "model.compression=conv",
     "retrieval": "model.retrieval_len=4096",
+    "fast": "model.fast_weights=true",
     "tokens": "model.memory_tokens=10 train.gradient_segments=2 "
     "train.segments_per_update=2",
 }

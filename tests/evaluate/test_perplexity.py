@@ -17,6 +17,7 @@ import pytest
 from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
+from tests.support.reference_fast import Stream as FastStream
 from tests.support.reference_tokens import Stream as TokenStream
 from txl_jax.data.streams import OFF, Streams
 from txl_jax.errors import UserError
@@ -139,7 +140,9 @@ def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [tiny.COMPRESSED | {"compression": "conv"}, tiny.TOKENS], ids=str
+    "kind",
+    [tiny.COMPRESSED | {"compression": "conv"}, tiny.TOKENS, tiny.FAST],
+    ids=str,
 )
 def test_other_memories_are_read_as_in_training(kind: dict[str, Any]) -> None:
     """The streams differ in length, so that some end in padding."""
@@ -150,12 +153,13 @@ def test_other_memories_are_read_as_in_training(kind: dict[str, Any]) -> None:
     def read(text_T: np.ndarray) -> np.ndarray:
         if config.compressed_len:
             return Stream(params, config).nll(text_T, CONFIG.tgt_len)
-        oracle = TokenStream(params, **tiny.reference_settings(config))
+        make: Any = FastStream if config.fast_weights else TokenStream
+        oracle = make(params, **tiny.reference_settings(config))
         return oracle.read_text(text_T, CONFIG.tgt_len)
 
     parts = [TOKENS[low : high + 1] for low, high in bounds(TOKENS, CONFIG.streams)]
     expected = np.concatenate([*map(read, parts)]).mean()
-    for S in (0, 3) if config.memory_tokens else (0,):  # one after the other in a call
+    for S in (0,) if config.compressed_len else (0, 3):  # segments of a call
         options = dataclasses.replace(CONFIG, segments_per_step=S)
         nll = compiled(options, model_config)(params, TOKENS, tiny.silent)["nll"]
         assert nll == pytest.approx(expected, rel=tiny.FLOAT32)

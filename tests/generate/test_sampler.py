@@ -16,6 +16,7 @@ from jax import Array
 from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
+from tests.support.reference_fast import Stream as FastStream
 from tests.support.reference_tokens import Stream as TokenStream
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
@@ -138,13 +139,20 @@ def expected_nll(config: Any, params: Any, text_T: np.ndarray, last: int) -> Any
         for at in range(0, last, 3):
             stream.nll(text_T[at : min(at + 4, last + 1)], tgt_len=3)
         return stream.nll(text_T[last:])
+    if config.fast_weights:
+        fast = FastStream(params, **tiny.reference_settings(config))
+        fast.read_text(text_T[: last + 1], 3)
+        return fast.read_text(text_T[last:], 1)
     bounds = [*range(0, len(text_T) - 1, 3), len(text_T) - 1]
     return oracle_nll(config, text_T, bounds)[last:]
 
 
 @pytest.mark.parametrize(
     "mem_len, kind",
-    [(4, tiny.SAME), (4, tiny.COMPRESSED), (0, tiny.TOKENS), (4, tiny.TOKENS)],
+    [
+        *((4, tiny.SAME), (4, tiny.COMPRESSED), (4, tiny.FAST)),
+        *((0, tiny.TOKENS), (4, tiny.TOKENS)),
+    ],
     ids=str,
 )
 def test_other_memories(mem_len: int, kind: dict[str, Any]) -> None:

@@ -56,8 +56,9 @@ def counted(config: ModelConfig) -> float:
             {"compressed_len": 61, "compression_rate": 4}, marks=pytest.mark.long
         ),
         pytest.param({"memory_tokens": 12}, marks=pytest.mark.long),
+        pytest.param({"fast_weights": True}, marks=pytest.mark.long),
     ],
-    ids=["", "clusters and gates", "compressed", "memory tokens"],
+    ids=["", "clusters and gates", "compressed", "memory tokens", "fast weights"],
 )
 def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> None:
     config = dataclasses.replace(MODEL, **changes)

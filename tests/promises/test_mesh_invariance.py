@@ -80,6 +80,7 @@ GROUPED = changed(train={**dict.fromkeys(LENGTHS, 4), "batch_chunk": 2})
 TOKENS = dataclasses.replace(GROUPED, model=dataclasses.replace(MODEL, memory_tokens=3))
 # A layer retrieves; only heads and streams are split.
 RETRIEVAL = changed(model={"mem_len": 3, "retrieval_len": 20, "retrieval_top_k": 3})
+FAST = changed(model={"mem_len": 3, "fast_weights": True})
 MESHES = [
     (data, fsdp, 8 // data // fsdp)
     for data in (1, 2, 4, 8)
@@ -169,6 +170,7 @@ def numbers(state: TrainState) -> TrainState:
     [
         ((2, 2, 2), (2, 2, 2), CONFIG),
         pytest.param((2, 2, 2), (2, 2, 2), RETRIEVAL, marks=pytest.mark.long),
+        pytest.param((2, 2, 2), (4, 1, 2), FAST, marks=pytest.mark.long),
         pytest.param((1, 2, 2, 2), (2, 1, 1, 4), GROUPED, marks=pytest.mark.long),
         pytest.param((2, 2, 2), (4, 1, 2), COMPRESSED, marks=pytest.mark.long),
         pytest.param((2, 2, 2), (4, 1, 2), TOKENS, marks=pytest.mark.long),

@@ -25,6 +25,7 @@ COMPRESSED = kills.UNIFORM | {
     "model.compression": "conv",
 }
 TOKENS = ACROSS | {"model.memory_tokens": 3}
+FAST = kills.UNIFORM | {"model.fast_weights": True, "model.dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,7 @@ TOKENS = ACROSS | {"model.memory_tokens": 3}
         pytest.param(COMPRESSED, marks=pytest.mark.long),
         pytest.param(RETRIEVAL, marks=pytest.mark.long),
         pytest.param(TOKENS, marks=pytest.mark.long),
+        pytest.param(FAST, marks=pytest.mark.long),
     ],
     ids=[
         "within segments",
@@ -44,6 +46,7 @@ TOKENS = ACROSS | {"model.memory_tokens": 3}
         "a compressed memory",
         "retrieval",
         "memory tokens",
+        "fast weights",
     ],
 )
 def test_kill_and_resume_is_bit_identical(

@@ -125,6 +125,7 @@ APART = {
     "model.recurrence",
     "model.compressed_len",
     "model.memory_tokens",
+    "model.fast_weights",
     *(f"model.{name}" for name in STORE),
 }
 

@@ -25,7 +25,9 @@ def make_loaded(model: ModelConfig) -> Any:
     return tiny.loaded(tiny.make_params(model))._replace(config=config)
 
 
-@pytest.mark.parametrize("kind", [{}, tiny.COMPRESSED, tiny.TOKENS, RETRIEVAL])
+@pytest.mark.parametrize(
+    "kind", [{}, tiny.COMPRESSED, tiny.TOKENS, RETRIEVAL, tiny.FAST]
+)
 def test_reading_goes_on(kind: dict[str, Any], tmp_path: Path) -> None:
     """Every bit of a memory of two streams is kept."""
     loaded = make_loaded(model := tiny.config(**kind))

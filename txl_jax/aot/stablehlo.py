@@ -41,12 +41,12 @@ def save(
     model whose memory is not of keys and values alone.
     """
     others = config.retrieval_len or config.in_sequence or config.memory_tokens
-    if others or not config.mem_len:
+    if config.fast_weights or others or not config.mem_len:
         raise UserError(
             "--format=stablehlo exports a memory of keys and values: set "
             "generate.mem_len above 0, for a model with model.retrieval_len = 0, "
-            "model.compressed_len = 0, model.memory_tokens = 0 and "
-            'model.recurrence = "below"'
+            "model.compressed_len = 0, model.memory_tokens = 0, "
+            'model.recurrence = "below" and model.fast_weights = False'
         )
     if not importlib.util.find_spec("flatbuffers"):
         raise UserError(

@@ -111,6 +111,9 @@ class ModelConfig:
         one_of(("mean", "max", "conv")),
         help='How states are compressed. "conv" is learned.',
     )
+    fast_weights: bool = field(
+        False, help="Writes states that leave the memory into matrices (delta rule)."
+    )
     pre_lnorm: bool = field(False, help="Normalizes before sublayers, not after.")
     gate: str = field(
         "none",
@@ -230,11 +233,20 @@ class ModelConfig:
             f"model.compressed_len = {Z} with model.compression_rate = {C}: the rate, "
             f"states that leave together, must be from 1 to mem_len = {self.mem_len}",
         )
+        refuse(
+            self.fast_weights and not self.mem_len,
+            "model.fast_weights takes up what leaves a memory: set mem_len above 0",
+        )
         one = {
             'model.recurrence = "same"': self.recurrence == "same",
             'model.initial_memory = "zeros"': self.initial_memory == "zeros",
         }
         slots = one | {"model.retrieval_len": T > 0, "same_length": self.same_length}
+        stores = one | {
+            "model.retrieval_len": T > 0,
+            "model.compressed_len": Z > 0,
+            "model.memory_tokens": self.memory_tokens > 0,
+        }
         tokens = slots | {
             "model.compressed_len": Z > 0,
             f'model.position = "{self.position}"': self.position in ABSOLUTE_POSITIONS,
@@ -245,6 +257,7 @@ class ModelConfig:
             ("retrieval_len", T, one),
             ("compressed_len", Z, slots),
             ("memory_tokens", self.memory_tokens, tokens),
+            ("fast_weights", self.fast_weights, stores),
         ):
             wrong = [other for other, is_set in others.items() if is_set]
             refuse(

@@ -15,6 +15,7 @@ F feed-forward, V vocabulary.
 import numpy as np
 
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory.fast_weights import fast_products
 from txl_jax.model.positions import distances
 
 
@@ -33,6 +34,8 @@ def needed_flops(
     search, found = (B * products for products in retrieval_products(config, L))
     projected = 2 * config.n_layer * config.d_model * config.n_head * config.d_head
     learned = B * compression_products(config, L, training)
+    if config.fast_weights:
+        learned += B * L * config.n_layer * fast_products(config, training)
     if not training:
         # Of outputs, too, it keeps keys and values; of a compressed memory neither.
         own += 2 * B * L * projected if config.recurrence == "same" else 0

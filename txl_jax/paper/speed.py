@@ -238,9 +238,8 @@ def make_programs(
     model_config: ModelConfig, config: EvalConfig, params: Params, mesh: Mesh
 ) -> dict[str, Program]:
     """Compiles the three ways over a random text, with W = config.mem_len."""
-    refuse_memories(
-        model_config, "speed", "compressed_len", "memory_tokens", "retrieval_len"
-    )
+    kinds = "compressed_len", "memory_tokens", "retrieval_len", "fast_weights"
+    refuse_memories(model_config, "speed", *kinds)
     B, L, W = config.streams, config.tgt_len, config.mem_len
     filling = -(-W // L)  # segments that fill the memory
     width = (filling + ROUNDS * SEGMENTS) * L

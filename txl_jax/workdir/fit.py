@@ -102,7 +102,7 @@ def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
     mesh = make_mesh(config.mesh, devices)
     rules, model = dict(RULES), config.model
     if mesh.shape["segments"] > 1:
-        for name in ("retrieval_len", "memory_tokens"):
+        for name in ("retrieval_len", "memory_tokens", "fast_weights"):
             if value := getattr(model, name):
                 raise UserError(
                     f"model.{name} = {value} keeps the tokens of a stream on one "

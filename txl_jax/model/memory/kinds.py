@@ -19,6 +19,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.cache import CacheLayer, Memory
 from txl_jax.model.memory.compressive import CompressiveMemory
+from txl_jax.model.memory.fast_weights import FastMemory, open_fast
 from txl_jax.model.memory.key_values import KeyValueMemory, project_states, unstack
 from txl_jax.model.memory.memory_tokens import TokenMemory, make_tokens, open_tokens
 from txl_jax.model.memory.protocol import (
@@ -67,6 +68,8 @@ def open_memory(
     if config.memory_tokens:
         assert parameter is not None
         return open_tokens(memory, parameter, L, first_BL, length_B, segment_len)
+    if config.fast_weights:
+        return open_fast(memory, L, first_BL, length_B)
     if isinstance(memory, CompressiveMemory):
         return dataclasses.replace(memory, length_B=length_B)
     opened: Any = memory
@@ -116,7 +119,9 @@ def one_token_memory(
 
     `params` are those of `lay_out`.
     """
-    if isinstance(memory, RetrievalMemory):
+    if isinstance(memory, FastMemory):
+        memory = memory.with_key_values(config, params, tgt_len=1)
+    if isinstance(memory, RetrievalMemory | FastMemory):
         local = one_token_memory(config, params, memory.local)
         return dataclasses.replace(memory, local=local)
     if isinstance(memory, Memory) and not config.keeps_states:
@@ -163,7 +168,9 @@ def show_zeros(memory: AnyMemory, where_B: Array) -> AnyMemory:
 
 
 def with_store(config: ModelConfig, local: MemoryLike) -> MemoryLike:
-    """Adds an empty store if a layer of the model retrieves."""
+    """Adds an empty store if a layer retrieves, or fast weights if the layers have."""
+    if config.fast_weights:
+        return FastMemory.of(config, local)
     return RetrievalMemory.of(config, local) if config.retrieval_len else local
 
 

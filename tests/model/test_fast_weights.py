@@ -1,0 +1,257 @@
+"""Fast weights: their equations, and what passes between segments and documents.
+
+Dims: S segments, B streams, L segment, T = S L tokens of a text, U values of a head.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.reference import Array, Params
+from tests.support import tiny
+from tests.support.reference_fast import Stream
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.memory import Memory, kinds
+from txl_jax.model.memory.fast_weights import Steps, feature, run
+from txl_jax.model.txl import TransformerXL
+
+B, L, S = 2, 4, 6
+CONFIG = tiny.config(mem_len=3, fast_weights=True)
+# A query sees the same keys in any segments.
+EVEN = dataclasses.replace(CONFIG, same_length=True, same_length_self=True)
+ROTARY = dataclasses.replace(
+    EVEN, position="rotary", d_head=4, pre_lnorm=True, **tiny.MODERN
+)
+TOKENS_BT = tiny.make_tokens(B, S * L + 1)
+FIRST_BT = np.zeros((B, S * L), bool)
+FIRST_BT[0, 13] = FIRST_BT[1, [4, 22]] = True
+LENGTH_SB = np.full((S, B), L, np.int32)
+LENGTH_SB[2:4, 1] = 2, 0
+
+
+def read(
+    config: ModelConfig,
+    params: Params,
+    memory: Any,
+    tgt_len: int = L,
+    tokens_BT: Array = TOKENS_BT,
+    length_SB: Array | None = None,
+    first_BT: Array = FIRST_BT,
+) -> tuple[Array, Any]:
+    """Returns the nll of a text, read in segments of tgt_len, and the memory."""
+    pieces = []
+    for s, begin in enumerate(range(0, S * L, tgt_len)):
+        part = np.s_[:, begin : begin + tgt_len]
+        more = {} if length_SB is None else {"length_B": length_SB[s]}
+        nll_BL, memory = tiny.apply(
+            config, params, tokens_BT[:, :-1][part], tokens_BT[:, 1:][part], memory,
+            method="nll", first_BL=first_BT[part], **more,
+        )  # fmt: skip
+        pieces.append(nll_BL)
+    return np.concatenate(pieces, axis=1), memory
+
+
+def one_by_one(S_BHUA: Any, steps: Steps) -> tuple[Any, Any]:
+    """Returns what `run` does, by a scan over tokens."""
+
+    def step(S_BHUA: Any, now: Any) -> tuple[Any, Any]:
+        q_BHA, k_BHA, v_BHU, rate_BHJ, start_B = now
+        S_BHUA = jnp.where(start_B[:, None, None, None], 0, S_BHUA)
+        o_BHU = jnp.einsum("BHUA,BHA->BHU", S_BHUA, q_BHA)
+        S_BHUA *= jnp.exp(rate_BHJ[..., 1, None, None])
+        error_BHU = v_BHU - jnp.einsum("BHUA,BHA->BHU", S_BHUA, k_BHA)
+        u_BHU = rate_BHJ[..., 0, None] * error_BHU
+        return S_BHUA + jnp.einsum("BHU,BHA->BHUA", u_BHU, k_BHA), o_BHU
+
+    by_token = (jnp.swapaxes(x_BL, 0, 1) for x_BL in steps)
+    S_BHUA, o_LBHU = jax.lax.scan(step, S_BHUA, tuple(by_token))
+    return jnp.swapaxes(o_LBHU, 0, 1), S_BHUA
+
+
+def make_steps(L: int, common: float) -> tuple[Any, Steps]:
+    """Returns a matrix and random steps; `common` makes all keys alike."""
+    rng = np.random.default_rng(L)
+    H, A = 2, 8
+
+    def draw(*shape: int) -> Any:
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    q, k, v = (draw(B, L, H, A) for _ in range(3))
+    write, decay = jax.nn.sigmoid(draw(B, L, H) + common), draw(B, L, H) + common
+    rate_BLHJ = jnp.stack([write, jax.nn.log_sigmoid(decay)], axis=-1)
+    rate_BLHJ = jnp.where(rng.random((B, L, 1, 1)) < 0.1, 0, rate_BLHJ)
+    start_BL = jnp.asarray(rng.random((B, L)) < 0.05)
+    steps = Steps(feature(q + common), feature(k + common), v, rate_BLHJ, start_BL)
+    return draw(B, H, A, A), steps
+
+
+@pytest.mark.parametrize("common", [0.0, 4.0])
+@pytest.mark.parametrize("L", [1, 5, 37, pytest.param(128, marks=pytest.mark.long)])
+def test_chunks_are_a_scan_over_tokens(L: int, common: float) -> None:
+    """With gradients; documents start anywhere, and some steps write nothing."""
+    S_BHUA, steps = make_steps(L, common)
+    *arrays, start_BL = steps
+    weights = jnp.asarray(np.random.default_rng(1).normal(size=(B, L, 2, 8)))
+
+    def results(function: Any) -> Any:
+        def loss(S_BHUA: Any, arrays: Any) -> Any:
+            o_BLHU, after_BHUA = function(S_BHUA, Steps(*arrays, start_BL))
+            return jnp.sum(weights * o_BLHU) + jnp.sum(after_BHUA[..., 0])
+
+        values = jax.jit(function)(S_BHUA, steps)
+        return values, jax.jit(jax.grad(loss, argnums=(0, 1)))(S_BHUA, arrays)
+
+    tiny.assert_close(results(run), results(one_by_one))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, dataclasses.replace(ROTARY, mem_len=6, same_length=False)],
+    ids=["short memory", "long memory"],
+)
+def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
+    """With documents that start anywhere, and padding."""
+    params = tiny.make_params(config)
+    nll_BT, _ = read(config, params, kinds.empty_memory(config, B), length_SB=LENGTH_SB)
+    for b in range(B):
+        stream = Stream(params, **tiny.reference_settings(config))
+        for s in range(S):
+            if length := LENGTH_SB[s, b]:
+                real = np.s_[s * L : s * L + length]
+                targets_L = TOKENS_BT[b, 1:][real]
+                first_L = FIRST_BT[b][real]
+                expected_L = stream.nll(TOKENS_BT[b][real], targets_L, first_L)
+                tiny.assert_close(nll_BT[b][real], expected_L)
+
+
+@pytest.mark.parametrize("config", [EVEN, ROTARY], ids=lambda x: x.position)
+def test_any_segments_and_any_memory_give_the_same(config: ModelConfig) -> None:
+    """States, keys and values, and rings; short segments, joined ones and tokens."""
+    params = tiny.make_params(config)
+    expected_BT, after = read(config, params, kinds.empty_memory(config, B))
+    for tgt_len in (3, S * L):
+        nll_BT, memory = read(config, params, kinds.empty_memory(config, B), tgt_len)
+        tiny.assert_close(nll_BT, expected_BT)
+        tiny.assert_close(memory.S_NBHUA, after.S_NBHUA)
+    apart = kinds.lay_out(config, params)
+    memory = kinds.empty_fixed_memory(config, apart, B, L)
+    nll_BT, memory = read(config, apart, memory)
+    tiny.assert_close(nll_BT, expected_BT)
+    again_BT, _ = read(config, apart, memory)
+    for held in (memory, after):  # keys and values, or states
+        ring = kinds.one_token_memory(config, apart, held)
+        nll_BT, last = read(config, apart, ring, 1)
+        tiny.assert_close(nll_BT, again_BT)
+    assert np.any(again_BT != expected_BT), "the memory has an effect"
+
+
+def test_several_segments_in_a_call_are_segments_one_after_the_other() -> None:
+    params = tiny.make_params(CONFIG)
+    joined = tiny.apply(
+        CONFIG, params, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:],
+        kinds.empty_memory(CONFIG, B), method="nll", first_BL=FIRST_BT, segment_len=L,
+    )  # fmt: skip
+    tiny.assert_close(joined, read(CONFIG, params, kinds.empty_memory(CONFIG, B)))
+
+
+def test_documents_and_padding_leak_nothing() -> None:
+    """No bit of what follows a start depends on what precedes it, nor on padding."""
+    params = tiny.make_params(CONFIG)
+    other_BT = TOKENS_BT.copy()
+    other_BT[0, :13] = other_BT[1, :22] = 7
+    other_BT[1, 2 * L + 2 : 4 * L] = 1  # padding
+    results = [
+        read(CONFIG, params, kinds.empty_memory(CONFIG, B), L, tokens_BT, LENGTH_SB)
+        for tokens_BT in (TOKENS_BT, other_BT)
+    ]
+    (one_BT, one), (two_BT, two) = results
+    assert np.any(one_BT[0, :13] != two_BT[0, :13])
+    for b, start in ((0, 13), (1, 22)):
+        np.testing.assert_array_equal(one_BT[b, start:], two_BT[b, start:])
+    tiny.assert_equal((one.S_NBHUA, one.k_NBHA), (two.S_NBHUA, two.k_NBHA))
+    assert np.any(one.S_NBHUA[:, 0] != 0) and not np.any(one.S_NBHUA[:, 1])
+
+
+@pytest.mark.exact_bits
+def test_closed_gates_change_no_bit() -> None:
+    params = tiny.make_params(CONFIG)
+    base = dataclasses.replace(CONFIG, fast_weights=False)
+    layers = params["layers"]
+    fast = layers["attention"]["fast"]
+    gate = {"kernel": 0 * fast["gate"]["kernel"], "bias": fast["gate"]["bias"] - 1e3}
+
+    def with_attention(attention: Params) -> Params:
+        return {**params, "layers": {**layers, "attention": attention}}
+
+    shut = with_attention({**layers["attention"], "fast": {**fast, "gate": gate}})
+    plain = with_attention(
+        {name: x for name, x in layers["attention"].items() if name != "fast"}
+    )
+    nll_BT, memory = read(CONFIG, shut, kinds.empty_memory(CONFIG, B))
+    expected_BT, expected = read(base, plain, Memory.empty(base, B))
+    np.testing.assert_array_equal(nll_BT, expected_BT)
+    tiny.assert_equal(memory.local, expected)
+    open_BT, _ = read(CONFIG, params, kinds.empty_memory(CONFIG, B))
+    assert np.any(open_BT != expected_BT), "open gates have an effect"
+
+
+def test_the_matrices_are_float32_in_bfloat16_models() -> None:
+    config = dataclasses.replace(EVEN, dtype="bfloat16")
+    params = tiny.make_params(config)
+    expected_BT, _ = read(EVEN, params, kinds.empty_memory(EVEN, B))
+    nll_BT, memory = read(config, params, kinds.empty_memory(config, B))
+    assert memory.S_NBHUA.dtype == memory.k_NBHA.dtype == np.float32
+    tiny.assert_close(nll_BT, expected_BT, 2 * tiny.BFLOAT16)
+    apart = kinds.lay_out(config, params)
+    fixed = kinds.empty_fixed_memory(config, apart, B, L)
+    nll_BT, fixed = read(config, apart, fixed)
+    assert fixed.S_NBHUA.dtype == np.float32
+    tiny.assert_close(nll_BT, expected_BT, 2 * tiny.BFLOAT16)
+
+
+def test_gradients_pass_the_segments_of_a_call() -> None:
+    """By differences of the oracle; none passes into the memory before the call."""
+    params = jax.tree.map(lambda x: x.astype(np.float64), tiny.make_params(CONFIG))
+    memory = kinds.empty_memory(CONFIG, B)
+
+    def loss(params: Params, memory: Any) -> Any:
+        result: Any = TransformerXL(CONFIG).apply(
+            {"params": params}, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:], memory,
+            method="nll", first_BL=FIRST_BT, segment_len=L,
+        )  # fmt: skip
+        return jnp.sum(result[0][:, -L:])
+
+    grads = jax.jit(jax.grad(loss))(params, memory)
+    _, after = read(CONFIG, params, memory)
+    into: Any = jax.jit(jax.grad(loss, argnums=1, allow_int=True))(params, after)
+    assert not np.any(into.S_NBHUA) and not np.any(into.k_NBHA)
+
+    def oracle() -> float:
+        total = 0.0
+        for b in range(B):
+            stream = Stream(params, **tiny.reference_settings(CONFIG))
+            for s in range(S):
+                part = np.s_[s * L : (s + 1) * L]
+                targets_L = TOKENS_BT[b, 1:][part]
+                nll_L = stream.nll(TOKENS_BT[b][part], targets_L, FIRST_BT[b][part])
+            total += nll_L.sum()
+        return total
+
+    own, found = params["layers"]["attention"], grads["layers"]["attention"]
+    for path in ("k", "v", "fast/write/kernel", "fast/decay/bias", "fast/gate/kernel"):
+        leaf, grad = own, found
+        for name in path.split("/"):
+            leaf, grad = leaf[name], grad[name]
+        at = np.unravel_index(np.argmax(np.abs(grad)), grad.shape)
+        sides = []
+        for step in (1e-5, -1e-5):
+            leaf[at] += step
+            sides.append(oracle())
+            leaf[at] -= step
+        difference = (sides[0] - sides[1]) / 2e-5
+        assert abs(difference) > 1e-3
+        assert float(grad[at]) == pytest.approx(difference, rel=1e-4), path
