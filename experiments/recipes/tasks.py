@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--symbols", type=program.count, default=8, help=text)
     parser.add_argument("--folder", type=Path, default=Path("tasks"))
     args = parser.parse_args()
+    most = len(getattr(TEXTS[args.task], "keys", PATTERN))
     if max(args.length, args.symbols) > most:
         parser.error(f"--length and --symbols are at most {most}")
     task = TEXTS[args.task](args.delay, args.length, args.symbols)

@@ -20,7 +20,7 @@ from txl_jax.data.streams import Position
 from txl_jax.data.tokens import prepare
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper import tasks
-from txl_jax.paper.tasks import FIRST_ANSWER, Copying, Recall
+from txl_jax.paper.tasks import FIRST_ANSWER, Copying, MultiQuery, Recall
 from txl_jax.update.options import TrainConfig
 
 TASK = Copying(12, 5, 4)
@@ -45,9 +45,12 @@ def test_an_answer_repeats_the_pattern_at_the_stated_distance() -> None:
 
 def test_an_answer_is_the_value_of_the_key_that_precedes_it() -> None:
     """With three pairs and a delay of two; keys are asked for in any order."""
-    task = Recall(2, 3, 4)
+    task, of_two = Recall(2, 3, 4), MultiQuery(2, 3, 4).text("test")
     text, valid = task.text("test"), task.text("valid")
     assert hashlib.sha256(valid).hexdigest().startswith(RECALLED) and text != valid
+    assert re.fullmatch(rb"(\d{0,6}([N-Z][A-D]){3}\d\d(>[N-Z][a-d]){3})+", of_two), (
+        "keys are no values"
+    )
     result = re.findall(
         rb"(\d{0,6})((?:[A-Z][A-D]){3})(\d\d)((?:>[A-Z][a-d]){3})", text
     )

@@ -131,12 +131,30 @@ def measure(task: str, row: Config, folder: Path, done: TrainedRun) -> Json:
     found: Json = {"nll": float(nll_T[scored_T].mean()), "scored": int(scored_T.sum())}
     if right_T is not None:
         found["accuracy"] = float(right_T[scored_T].mean())
+    if TASKS[task].distances:
+        found["accuracies"] = far_accuracies(task, loaded, options)
     if task == "stdlib":
         found |= identifier_loss(nll_T, text)
     if options.cache_len:
         found["cache_weight"] = options.cache_weight
         found["cache_theta"] = options.cache_theta
     return found | costs(loaded, row, folder)
+
+
+def far_accuracies(task: str, loaded: Loaded, options: EvalConfig) -> dict[str, float]:
+    """Returns the share of right answers by distance, in texts of the task's kind."""
+    recipe, found = TASKS[task], {}
+    assert recipe.text
+    kind, *sizes = recipe.text
+    text = TEXTS[kind](*sizes)
+    for distance in recipe.distances:
+        delay = text.delay + distance - text.distance
+        far = dataclasses.replace(text, delay=delay).text("test")
+        far_T = np.frombuffer(far, np.uint8)
+        _, right_T = score_tokens(loaded, options, far_T, answers=True)
+        assert right_T is not None
+        found[str(distance)] = float(right_T[find_scored(far_T, True)].mean())
+    return found
 
 
 @reader.from_hidden

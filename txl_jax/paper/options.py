@@ -82,6 +82,7 @@ class MemoryTask(NamedTuple):
     values: Values
     # A generated text, of which only answers are scored: kind, delay, length, symbols.
     text: tuple[str, int, int, int] | None = None
+    distances: tuple[int, ...] = ()  # at which answers are also scored
 
 
 def answered(
@@ -93,6 +94,24 @@ def answered(
     return MemoryTask("copying", values | layers, (kind, delay, length, 8))
 
 
+MEM_LENS = ("model.mem_len", "eval.mem_len", "generate.mem_len")
+
+
+def answered_far(kind: str, length: int, symbols: int) -> MemoryTask:
+    """Returns a task at the distance 96, beyond the reach of 79, for pre-norm models.
+
+    Streams of the test would start inside an episode, except for the first.
+    """
+    lengths = dict.fromkeys(("train.tgt_len", "eval.tgt_len", *MEM_LENS), 16)
+    values = {"model.pre_lnorm": True, "eval.streams": 1}
+    task = answered(kind, 98 - 5 * length, length, 4, 1000)
+    return task._replace(
+        values=task.values | lengths | values,
+        text=(kind, 98 - 5 * length, length, symbols),
+        distances=(48, 96, 192, 384, 768),
+    )
+
+
 # Two layers reach 128 tokens before a segment. The first distance is in the memory, the
 # second only in the reach, the third beyond.
 TASKS: dict[str, MemoryTask] = {
@@ -100,6 +119,8 @@ TASKS: dict[str, MemoryTask] = {
     "copying_96": answered("copying", 88, 8, 2, 1500),
     "copying_192": answered("copying", 184, 8, 2, 1500),
     "recall": answered("recall", 40, 2, 4, 2500),  # 48 tokens back at most
+    "recall_96": answered_far("recall", 2, 8),
+    "multi_query_96": answered_far("multi_query", 8, 13),
     "stdlib": MemoryTask("quickstart", {"train.num_steps": 2400}),
     "wikitext2": MemoryTask(
         "quickstart",
@@ -113,7 +134,7 @@ TASKS: dict[str, MemoryTask] = {
 }
 COMMON: Values = {
     **{"train.tgt_len": TGT_LEN, "eval.tgt_len": TGT_LEN},
-    **{"model.mem_len": MEM_LEN, "eval.mem_len": MEM_LEN, "generate.mem_len": MEM_LEN},
+    **dict.fromkeys(MEM_LENS, MEM_LEN),
     **{"train.batch_size": STREAMS, "train.segments_per_call": GROUP},
     **{"eval.streams": 8, "train.log_every": 100, "checkpoint.keep": 1},
 }
@@ -125,7 +146,7 @@ FEWER: Values = {
 ACROSS: Values = {**FEWER, "train.gradient_segments": GROUP}
 # Two kinds that differ only in the evaluation share a training.
 KINDS: dict[str, Values] = {
-    "none": {"model.mem_len": 0, "eval.mem_len": 0, "generate.mem_len": 0},
+    "none": dict.fromkeys(MEM_LENS, 0),
     BASE: {},
     FEWER_STREAMS: FEWER,
     "gradients": ACROSS,
@@ -134,6 +155,9 @@ KINDS: dict[str, Values] = {
     # With the memory, 320 tokens back.
     "compressive": {"model.compressed_len": 64, "model.compression_rate": 4},
     "retrieval": {"model.retrieval_len": 1024},
+    "fast_weights": {"model.fast_weights": True},
+    # As many bytes as with fast weights, if a head has 64 features.
+    "longer": dict.fromkeys(MEM_LENS, MEM_LEN + 65),
     # Its weight and its factor are chosen on the validation split.
     "cache": {"eval.cache_len": 2000, "eval.cache_weight": 0.1},
 }

@@ -106,7 +106,8 @@ class Recall(Copying):
     answer: the keys differ, and they are asked for in another order.
     """
 
-    kind: ClassVar[str] = "recall"  # `length` counts pairs, at most 26
+    kind: ClassVar[str] = "recall"  # `length` counts pairs, at most as many as keys
+    keys: ClassVar[bytes] = PATTERN
 
     @property
     def distance(self) -> int:
@@ -116,17 +117,25 @@ class Recall(Copying):
     def episode(self, draw: Callable[[int], bytes]) -> bytes:
         """Returns noise of 0 to 2 `length` bytes, pairs, delay and questions."""
         pairs = self.length
-        ranks = 2 * (len(PATTERN) + pairs)
+        ranks = 2 * (len(self.keys) + pairs)
         bits = draw(ranks + pairs + 1 + 2 * pairs + self.delay)
         rank = np.frombuffer(bits[:ranks], "<u2")
-        keys = np.argsort(rank[: len(PATTERN)], kind="stable")[:pairs]
-        asked = np.argsort(rank[len(PATTERN) :], kind="stable")
+        keys = np.argsort(rank[: len(self.keys)], kind="stable")[:pairs]
+        asked = np.argsort(rank[len(self.keys) :], kind="stable")
         values = draw_letters(bits[ranks:][:pairs], self.symbols)
         gap, noise = bits[ranks + pairs], draw_noise(bits[ranks + pairs + 1 :])
-        made = [bytes((PATTERN[keys[i]], values[i])) for i in range(pairs)]
+        made = [bytes((self.keys[keys[i]], values[i])) for i in range(pairs)]
         before, delay = noise[: gap * (2 * pairs + 1) // 256], noise[2 * pairs :]
         questions = (CUE + made[i][:1] + made[i][1:].lower() for i in asked)
         return before + b"".join(made) + delay + b"".join(questions)
 
 
-TEXTS = {task.kind: task for task in (Copying, Recall)}
+@dataclass(frozen=True)
+class MultiQuery(Recall):
+    """Recall whose keys and values have 13 letters each (Arora et al. 2024, MQAR)."""
+
+    kind: ClassVar[str] = "multi_query"
+    keys: ClassVar[bytes] = PATTERN[13:]
+
+
+TEXTS = {task.kind: task for task in (Copying, Recall, MultiQuery)}

@@ -134,14 +134,13 @@ class OpenFast(NamedTuple):
     @property
     def layers(self) -> Any:
         """The local memory's layers, with their fast weights."""
-        memory, call = self.memory, self[1:]
-        layers, N = memory.local.layers, len(memory.S_NBHUA)
-        if isinstance(memory.local, Memory):
-            weights = jax.lax.stop_gradient((memory.S_NBHUA, memory.k_NBHA))
-            call = (jnp.broadcast_to(x, (N, *x.shape)) for x in call)
-            return FastLayer(layers, *weights, None, *call)
-        weights = memory.S_NBHUA, memory.k_NBHA, memory.rate_NBMHJ
-        each = zip(layers, *weights, strict=True)
+        memory, call = self.memory, (self.written_BL, self.start_BL, self.length_B)
+        S_NBHUA, k_NBHA = jax.lax.stop_gradient((memory.S_NBHUA, memory.k_NBHA))
+        layers, rate_NBMHJ, N = memory.local.layers, memory.rate_NBMHJ, len(S_NBHUA)
+        if rate_NBMHJ is None:
+            of_all = jax.tree.map(lambda x: jnp.broadcast_to(x, (N, *x.shape)), call)
+            return FastLayer(layers, S_NBHUA, k_NBHA, None, *of_all)
+        each = zip(layers, S_NBHUA, k_NBHA, rate_NBMHJ, strict=True)
         return tuple(FastLayer(*own, *call) for own in each)
 
     def append(
@@ -232,13 +231,13 @@ class FastWeights(nn.Module):
         return jnp.stack([nn.sigmoid(write_BKH), nn.log_sigmoid(decay_BKH)], axis=-1)
 
     def __call__(
-        self, o_BLHA: Array, kept: Kept, own: Operands, x_BKD: Array, layer: FastLayer
+        self, o_BLHA: Array, kept: Kept, own: Operands, x_BKD: Array, layer: Any
     ) -> tuple[Array, tuple[Kept, FastState]]:
         """Returns (o_BLHA with what is read, (kept, what the fast weights keep)).
 
-        o_BLHA, kept: those of `layer.attend`. own: its operands. x_BKD: the states that
-        are projected, of memory and segment, or of the segment if the memory holds keys
-        and values.
+        layer: a FastLayer, whose `attend` has read `own` and returned o_BLHA and kept.
+        x_BKD: the states that are projected, of memory and segment, or of the segment
+        if the memory holds keys and values.
         """
         L = o_BLHA.shape[1]
         rate_BKHJ = None
