@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.data.streams import Position, ShuffledSentences, Streams
+from txl_jax.data.streams import Position, Streams
 from txl_jax.model.segment import Segment
 
 # (N tokens, B streams, L segment)
@@ -26,8 +26,8 @@ KINDS: list[dict[str, Any]] = [
     {"roll": True},
     {"varlen": True},
     {"roll": True, "varlen": True, "reset_memory_at": 7},
-    {"order": "sentences", "reset_memory_at": 7},
-    {"order": "sentences", "varlen": True},
+    {"sentence_end": 7, "reset_memory_at": 7},
+    {"sentence_end": 7, "varlen": True},
 ]
 
 
@@ -35,12 +35,10 @@ def positions(count: int) -> np.ndarray:
     return np.arange(count, dtype=np.int32)
 
 
-def make(N: int, *sizes: int, order: str = "stream", **kind: Any) -> Streams:
+def make(N: int, *sizes: int, **kind: Any) -> Streams:
     """Returns streams over N positions, where each sentence ends with a 7."""
     text = positions(N) + 100
     text[3::11] = text[-1] = 7
-    if order == "sentences":
-        kind["order"] = ShuffledSentences(text, 7, 5)
     return Streams(text, *sizes, seed=5, **kind)
 
 

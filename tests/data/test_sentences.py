@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.data.reading import of_stream, read_epoch
-from txl_jax.data.streams import ShuffledSentences, Streams, find_sentences, permute
+from txl_jax.data.streams import Streams, find_sentences, permute
 
 END = 0
 
@@ -28,8 +28,7 @@ def split(text: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def make(text: np.ndarray, B: int, L: int, seed: int = 0, **other: Any) -> Streams:
-    order = ShuffledSentences(text, END, seed)
-    return Streams(text, B, L, seed=seed, order=order, **other)
+    return Streams(text, B, L, seed=seed, sentence_end=END, **other)
 
 
 def epoch_text(streams: Streams, epoch: int) -> np.ndarray:

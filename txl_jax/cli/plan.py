@@ -14,14 +14,7 @@ from txl_jax.cli import draw_samples
 from txl_jax.config import Config, with_values
 from txl_jax.data.files import require_apart
 from txl_jax.data.options import SLACK
-from txl_jax.data.streams import (
-    OFF,
-    Order,
-    ShuffledSentences,
-    Streams,
-    check_length,
-    in_file_order,
-)
+from txl_jax.data.streams import OFF, Streams, check_length
 from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.errors import UserError, refuse
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
@@ -32,15 +25,8 @@ from txl_jax.sharding.rules import check_streams, host_rows
 from txl_jax.train import Training
 from txl_jax.update.state import Program, TrainState
 from txl_jax.update.step import make_program
-from txl_jax.workdir import claim
-from txl_jax.workdir.fit import (
-    NO_TOKENS,
-    TokenIds,
-    default_prompt,
-    find_ids,
-    fit_mesh,
-    fit_vocab,
-)
+from txl_jax.workdir import claim, fit
+from txl_jax.workdir.fit import NO_TOKENS, TokenIds
 from txl_jax.workdir.load import initial_data, load_initial
 
 LONGEST_PROMPT = 64  # tokens of the corpus
@@ -67,8 +53,9 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     if not keep_prompt:
         config = fit_prompt(config, tokens)
-    fitted, ids = fit_vocab(config, tokens.vocab), find_ids(config, tokens.vocab)
-    mesh = fit_mesh(fitted)
+    fitted = fit.fit_vocab(config, tokens.vocab)
+    ids = fit.find_ids(config, tokens.vocab)
+    mesh = fit.fit_mesh(fitted)
     training, evaluate = make_training(
         fitted, mesh, tokens.split("train"), tokens.split("valid"), ids
     )
@@ -95,7 +82,7 @@ def fit_prompt(config: Config, tokens: Tokens) -> Config:
             return config
     text = vocab.decode(tokens.split("train")[:LONGEST_PROMPT])
     lines = (x for x in text.splitlines() if x.strip() and x[0] != "@")
-    line = next(lines, default_prompt(vocab))
+    line = next(lines, fit.default_prompt(vocab))
     say(
         f"generate.prompt = {prompt!r} is not in the vocabulary: samples continue the "
         f"first line of the corpus, {line!r}"
@@ -159,9 +146,6 @@ def make_streams(
         train.reset_memory_at and ids.train_reset == OFF,
         f"train.reset_memory_at = {train.reset_memory_at!r} needs the token's id",
     )
-    order: Order = in_file_order
-    if train.order == "sentences":
-        order = ShuffledSentences(tokens, ids.sentence_end, train.seed)
     return Streams(
         tokens,
         train.batch_size,
@@ -174,6 +158,6 @@ def make_streams(
         half_loss=train.half_loss,
         score_from=train.score_from,
         seed=train.seed,
-        order=order,
+        sentence_end=ids.sentence_end,
         field="train.batch_size",
     )

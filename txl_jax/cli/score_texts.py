@@ -24,13 +24,9 @@ from txl_jax.workdir.load import Loaded
 def score_texts(loaded: Loaded) -> Json:
     """Scores the texts of the `score` section."""
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.score
+    hidden, reset = options.hidden, loaded.ids.eval_reset
     score = make_score(
-        config.model,
-        config.eval,
-        loaded.params,
-        options.hidden,
-        loaded.mesh,
-        loaded.ids.eval_reset,
+        config.model, config.eval, loaded.params, hidden, loaded.mesh, reset
     )
     texts = find_files(options)
     require_other(options.output, filter(None, texts), "score.output")

@@ -11,7 +11,7 @@ Dims: S segments in one call, B streams, L segment, n sentences.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, TypeVar
 
@@ -20,9 +20,6 @@ import numpy as np
 from txl_jax.data.options import SLACK
 from txl_jax.errors import UserError
 from txl_jax.model.segment import Segment
-
-# (epoch, indices in the epoch's text) -> indices in the token file.
-Order = Callable[[int, np.ndarray], np.ndarray]
 
 OFF = -1  # the id of no token
 SHORTEST = 5  # tokens of a segment of varying length; at most tgt_len + SLACK
@@ -38,11 +35,6 @@ class Position(NamedTuple):
     epoch: int = 0
     segment: int = 0  # segments read in this epoch
     token_offset: int = 0  # tokens read in this epoch from the longest stream
-
-
-def in_file_order(epoch: int, index: np.ndarray) -> np.ndarray:
-    """Returns the indices: every epoch is the file from start to end."""
-    return index
 
 
 def check_length(tokens: np.ndarray, batch_size: int, field: str) -> None:
@@ -85,11 +77,14 @@ class Streams:
     half_loss: bool = False  # a segment's first half is not scored (Table 6)
     score_from: int = 0  # targets with lower ids are not scored
     seed: int = 0
-    order: Order = in_file_order  # the epoch's text
+    sentence_end: int = OFF  # sentences, which end with this id, are shuffled
     field: str = "eval.streams"  # the config's name of batch_size, for errors
 
     def __post_init__(self) -> None:
         check_length(self.tokens, self.batch_size, self.field)
+        self.shuffled: ShuffledSentences | None = None
+        if self.sentence_end != OFF:
+            self.shuffled = ShuffledSentences(self.tokens, self.sentence_end, self.seed)
         pairs, batch_size = len(self.tokens) - 1, self.batch_size
         self.tokens = np.asarray(self.tokens)  # indexing a np.memmap itself is slower
         # Python integers: B x tokens exceeds 2^31 in the published runs.
@@ -177,7 +172,9 @@ class Streams:
         )
 
     def _read(self, epoch: int, index_BL: np.ndarray) -> np.ndarray:
-        return self.tokens[self.order(epoch, index_BL)].astype(np.int32)
+        if self.shuffled:
+            index_BL = self.shuffled.locate(epoch, index_BL)
+        return self.tokens[index_BL].astype(np.int32)
 
     def _after(self, position: Position) -> Position:
         epoch, segment, token_offset = position
@@ -280,7 +277,7 @@ def permute(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class ShuffledSentences:
-    """An `Order` that permutes the sentences in each epoch.
+    """The text of each epoch, with its sentences in another order.
 
     It needs 8 bytes per sentence, and 12 more for the permutation of the latest epoch.
     """
@@ -300,7 +297,7 @@ class ShuffledSentences:
         np.cumsum(self.end, out=self.end)
         self.epoch = epoch
 
-    def __call__(self, epoch: int, index: np.ndarray) -> np.ndarray:
+    def locate(self, epoch: int, index: np.ndarray) -> np.ndarray:
         """Returns indices in the token file from indices in the epoch's text."""
         if epoch != self.epoch:
             self._make(epoch)

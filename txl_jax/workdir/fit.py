@@ -40,15 +40,15 @@ NO_TOKENS = TokenIds()  # of a config that names none
 def find_ids(config: Config, vocab: Vocab) -> TokenIds:
     """Returns the ids; raises UserError for a text that is not exactly one token."""
 
-    def find(field: str, text: str) -> int:
+    def id_of(field: str, text: str) -> int:
         with prefixed(field):
             return vocabulary.find(vocab, text) if text else OFF
 
     train, eval = config.train, config.eval
     return TokenIds(
-        train_reset=find("train.reset_memory_at", train.reset_memory_at),
-        eval_reset=find("eval.reset_memory_at", eval.reset_memory_at),
-        sentence_end=find("train.order", "\n" * (train.order == "sentences")),
+        train_reset=id_of("train.reset_memory_at", train.reset_memory_at),
+        eval_reset=id_of("eval.reset_memory_at", eval.reset_memory_at),
+        sentence_end=id_of("train.order", "\n" * (train.order == "sentences")),
     )
 
 
