@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from txl_jax.errors import UserError, require_one_of
 
 T = TypeVar("T")
-Values = dict[str, Any]  # of fields, by "section.field"
+Values = dict[str, Any]  # values of fields, by "section.field"
 # Raises UserError if a value does not suit the field of this name.
 Check = Callable[[Any, str], None]
 

@@ -32,7 +32,7 @@ GIB = 2**30
 class Chip(NamedTuple):
     """One chip with all its cores.
 
-    hbm: bytes; the limit that libtpu 0.0.51 reports for a program that exceeds it,
+    hbm: bytes, the limit that libtpu 0.0.51 reports for programs that do not fit. It is
     slightly less than the chip's memory.
     """
 
@@ -60,9 +60,9 @@ ENVIRONMENT = {
 class Slices(NamedTuple):
     """Equal blocks of chips of one kind, joined by the data-center network."""
 
-    name: str  # of one block
+    name: str  # a block's
     chip: Chip
-    chips: int  # of all blocks
+    chips: int  # in all blocks
     slices: int
 
 
@@ -82,7 +82,7 @@ def find_slices(name: str, count: int = 1) -> Slices:
 
 
 def find_devices(tpus: Slices) -> list[jax.Device]:
-    """Returns the devices of the slices, for which programs can be compiled.
+    """Returns the devices of the slices; programs can be compiled for them.
 
     Raises UserError if libtpu, the compiler, is missing or rejects them.
     """
@@ -107,15 +107,15 @@ def find_devices(tpus: Slices) -> list[jax.Device]:
 
 
 class Compiled(NamedTuple):
-    """The result of compiling a step; bytes are of one device's HBM."""
+    """The result of compiling a step; bytes are in one device's HBM."""
 
     bytes: int
-    seconds: float  # of compilation
+    seconds: float  # compilation time
     program: jax.stages.Compiled | None  # None if it does not fit
 
     @property
     def fits(self) -> bool:
-        """Whether the step fits into the memory of its devices."""
+        """True if the step fits into the memory of its devices."""
         return self.program is not None
 
 
@@ -154,7 +154,7 @@ def compile_step_for(mesh: Mesh, step: Lowers, *args: object) -> Compiled:
 
 
 def memory_used(program: jax.stages.Compiled) -> int:
-    """Returns the bytes of a device that a compiled program uses."""
+    """Returns the bytes that a compiled program uses on a device."""
     use = program.memory_analysis()
     assert use is not None
     size = use.argument_size_in_bytes + use.output_size_in_bytes

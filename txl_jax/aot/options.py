@@ -7,7 +7,7 @@ from txl_jax.fields import at_least, check, field, one_of
 
 @dataclasses.dataclass(frozen=True)
 class CompileConfig:
-    """What to compile ahead of time, and for which TPUs."""
+    """Compilation ahead of time: the TPUs and their mesh."""
 
     topology: str = field(
         "v5e:2x4", help="Kind of TPU chip, and chips along each axis of the slice."

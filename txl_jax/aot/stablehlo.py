@@ -37,8 +37,8 @@ def save(
 ) -> None:
     """Writes the programs, parameters, vocabulary, loader and README to a folder.
 
-    The memory has config.mem_len tokens, and segments tgt_len. Raises UserError for a
-    model whose memory is not of keys and values alone.
+    The memory has config.mem_len tokens, a segment tgt_len. Raises UserError for a
+    model whose memory has more than keys and values.
     """
     others = config.retrieval_len or config.in_sequence or config.memory_tokens
     if config.fast_weights or others or not config.mem_len:
@@ -59,11 +59,11 @@ def save(
     for name, L in (("segment", tgt_len), ("token", 1)):
         program = export_call(config, flat, L).serialize()
         (folder / f"{name}.stablehlo").write_bytes(program)
-    # Key and value of a zero state, as a memory starts with.
+    # Key and value of a zero state, with which a memory may start.
     first = KeyValueMemory.empty(config, fixed, 1, 0, mem_len=1).newest()._asdict()
     arrays = {**flat, **{f"memory/{name}": x for name, x in first.items()}}
     host = {name: np.ascontiguousarray(x) for name, x in jax.device_get(arrays).items()}
-    # `save_file` would write a file that only its owner may read.
+    # Only the owner could read a file that `save_file` wrote.
     (folder / "parameters.safetensors").write_bytes(safetensors.numpy.save(host))
     sizes = {"tgt_len": tgt_len, "mem_len": config.mem_len}
     (folder / "config.json").write_text(

@@ -1,4 +1,4 @@
-"""Runs the exported model of this file's folder with jax and safetensors alone."""
+"""Runs the exported model in this file's folder, with only jax and safetensors."""
 
 import json
 from pathlib import Path

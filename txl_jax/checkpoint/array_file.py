@@ -33,8 +33,8 @@ def pack(tree: Tree, format: str, texts: Texts) -> bytes:
 def opened(path: Path, format: str, writer: str) -> Iterator[tuple[Texts, Arrays]]:
     """Yields the texts and the arrays of a file.
 
-    writer: the flags that write such files. Raises UserError for another file and, also
-    from the block, for errors of damaged content.
+    writer: the flags that write such files. Raises UserError for another file and for
+    errors of damaged content, inside the `with` block too.
     """
     with reading(path):
         if not path.is_file():

@@ -1,8 +1,8 @@
 """The manifest of a checkpoint: its step, data position and checksums of its arrays.
 
-Orbax stores the values of arrays without a checksum, so a bit flip on a disk would
-silently change a weight. The manifest is the JSON item "record" beside the arrays, and
-has its own SHA-256: another position would silently change what the run reads next.
+Orbax stores arrays without a checksum, so a bit flip on a disk would silently change a
+weight. The manifest is the JSON item "record" beside the arrays. It has its own
+SHA-256, because another position would silently change the data that is read next.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from txl_jax.runtime import storage
 from txl_jax.runtime.storage import DAMAGE, Json
 
 Tree = Any  # a pytree of arrays, or of their `ShapeDtypeStruct`s
-Items = dict[str, Tree]  # by their names in a checkpoint, such as "params"
+Items = dict[str, Tree]  # by name in a checkpoint, such as "params"
 Leaf = Array | jax.ShapeDtypeStruct
 Checksum = tuple[str, tuple[int, ...], str]  # dtype, shape, 16 hexadecimal digits
 ITEM = "record"  # the manifest's name in the checkpoint
@@ -116,7 +116,7 @@ def read(folder: Path, step: int) -> Manifest:
 def best(manifests: Iterable[Manifest]) -> int | None:
     """Returns the step with the least validation loss, None if none was validated.
 
-    Of equal losses the newest is the best; NaN is the worst loss.
+    Among equal losses the newest is the best; NaN is the worst loss.
     """
     ranks = [
         (math.inf if math.isnan(each.valid_nll) else each.valid_nll, -each.step)

@@ -8,7 +8,7 @@ from txl_jax.fields import at_least, check, field
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When to save and what to keep; every validated step is saved."""
+    """When to save and how many to keep; every validated step is saved."""
 
     every_steps: int = field(4_000, at_least(1), help="Updates between checkpoints.")
     keep: int = field(2, at_least(1), help="Newest checkpoints kept, besides the best.")

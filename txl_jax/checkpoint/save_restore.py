@@ -35,10 +35,10 @@ from txl_jax.runtime import distributed, storage
 from txl_jax.update.state import Average, Program, TrainState
 
 ITEMS = ("params", "average", "training", manifests.ITEM)
-COMMITTED = "commit_success.txt"  # on gs://, orbax's name of the file written last
+COMMITTED = "commit_success.txt"  # on gs://, the file that orbax writes last
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
-LIMIT_SECONDS = 1200  # of a save, also of waiting for a process that has failed
-SLICE_BYTES = 2**20  # a copy of an array is written in parts, each compiled, of no less
+LIMIT_SECONDS = 1200  # for a save, including the wait for a process that has failed
+SLICE_BYTES = 2**20  # the smallest part in which an array is written; each is compiled
 LISTINGS = 60  # one a second: a network disk may list old files for a while
 DEFAULT = CheckpointConfig()
 
@@ -110,7 +110,7 @@ class Best:
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
-    """The checkpoints of a run, of which the newest `keep` and the best one are kept.
+    """The checkpoints of a run; the newest `keep` and the best one are kept.
 
     A save that fails is reported and does not end the run. Close it, or use it in
     `with`.
@@ -123,14 +123,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self.manifests, _ = read_manifests(self.folder)
         self.saving: int | None = None  # the step that is being written
         self.failed: list[int] = []  # steps that could not be saved
-        self.reason = ""  # the error of the last one
+        self.reason = ""  # the error of the last failed save
         self._orbax: Manager | None = None
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self) -> Manager:
-        """Opens orbax's manager, which removes what a killed run has left."""
+        """Opens orbax's manager, which removes leftovers of a killed run."""
         if self._orbax is None:
             policies = [checkpoint_managers.LatestN(self.keep), Best(self.manifests)]
             options = ocp.CheckpointManagerOptions(
@@ -147,7 +147,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return self._orbax
 
     def _drop(self) -> None:
-        """Closes orbax's manager, as after a failed save, and removes partial files."""
+        """Closes orbax's manager after a failed save, and removes partial files."""
         if self._orbax:
             for close in (self._orbax.wait_until_finished, self._orbax.close):
                 with contextlib.suppress(jax.errors.JaxRuntimeError, *errors()):
@@ -271,8 +271,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         `like` holds the shapes, dtypes and shardings of the result. Newer checkpoints
         that are damaged are renamed, so that their steps can be saved again. Raises
-        UserError if every checkpoint is damaged (and renames none), or one has another
-        model or only parameters.
+        UserError if every checkpoint is damaged (then none is renamed), or one has
+        another model or only parameters.
         """
         self.wait()
         damaged: dict[int, str] = {}
@@ -362,7 +362,7 @@ def is_complete(path: Path) -> bool:
 
 
 def read_manifests(folder: Path) -> tuple[dict[int, Manifest], dict[int, Damaged]]:
-    """Returns the manifests of complete checkpoints by step, and those damaged."""
+    """Returns the manifests of complete checkpoints, and damaged ones, by step."""
     found: dict[int, Manifest] = {}
     damaged: dict[int, Damaged] = {}
     for step in list_steps(folder):
@@ -388,7 +388,7 @@ def find(folder: Path, which: str) -> Manifest:
         )
     if which == "best" and saved:
         for error in damaged.values():
-            say(f"{error}: using the best of the others")
+            say(f"{error}: using the best of the other checkpoints")
         best = manifests.best(saved.values())
         return saved[max(saved) if best is None else best]
     step = int(which) if which.isdecimal() else steps[-1]
@@ -482,7 +482,7 @@ def _items(state: TrainState) -> Items:
     names = [field.name for field in dataclasses.fields(state)]
     own_items = ("params", "average")
     training = {name: getattr(state, name) for name in names if name not in own_items}
-    key = state.rng  # orbax stores a key only with one more file
+    key = state.rng  # orbax would store a key in another file
     if isinstance(key, jax.ShapeDtypeStruct):
         data = jax.eval_shape(jax.random.key_data, key).update(sharding=key.sharding)
     else:
@@ -491,7 +491,7 @@ def _items(state: TrainState) -> Items:
     # Orbax refuses arrays of size 0, such as the memory of a model with mem_len = 0.
     training["memory"] = jax.tree.map(lambda x: x if x.size else None, state.memory)
     items = {"params": state.params, "training": training}
-    if state.average:  # an item with the structure of params, to be read instead
+    if state.average:  # has the structure of params and can be read instead of them
         items["average"] = state.average.params
         training["averaged"] = state.average.count
     return items

@@ -23,8 +23,8 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.report.log import say
 from txl_jax.runtime.storage import DAMAGE
 
-Stated = pytorch.Fields  # of the model; the user states them if the files lack them
-OWN = "txl_jax"  # a file of `convert.release`
+Stated = pytorch.Fields  # fields of the model that the user states
+OWN = "txl_jax"  # the format of `convert.release`
 LENGTHS = ("mem_len", "clamp_len", "same_length")
 MODEL_FIELDS = (*LENGTHS, "cutoffs", "pre_lnorm")
 
@@ -64,7 +64,7 @@ def read_tensorflow(source: str, data: DataConfig, stated: Stated) -> Source:
     lengths = {name: stated[name] for name in LENGTHS if name in stated}
     model, params, step = tensorflow.read(source, **lengths)
     prefix = tensorflow.find(source)
-    # The released models have their vocabulary in data/, next to model/.
+    # Released models have their vocabulary in data/, next to model/.
     vocab, file = _find_vocab(data, prefix.parent, prefix.parent.parent / "data")
     own = sorted(prefix.parent.glob(f"{prefix.name}.*"))
     return Source(model, params, vocab, step, [*own, file])
@@ -121,7 +121,7 @@ def check(config: ConvertConfig) -> None:
 def read(config: ConvertConfig, data: DataConfig, stated: Stated) -> Source:
     """Returns the model that --format and --source select; raises UserError.
 
-    data describes its vocabulary; without a vocab_path, it is beside the weights.
+    data describes the vocabulary; without a vocab_path, it is beside the weights.
     """
     if config.format in ("pytorch", "tensorflow") and "mem_len" not in stated:
         raise UserError(
@@ -144,7 +144,7 @@ def read(config: ConvertConfig, data: DataConfig, stated: Stated) -> Source:
     return source._replace(step=max(source.step, 1))
 
 
-# Vocabularies that the paper's code and Hugging Face's write beside a model, in order
+# Files of the vocabulary beside a model of the paper's code or Hugging Face's, in order
 # of preference.
 VOCAB_FILES = (
     *("vocab.json", "tokenizer.json", "vocab.pkl", "vocab.bin", "vocab.txt"),
@@ -167,9 +167,9 @@ def _find_vocab(data: DataConfig, *folders: Path) -> tuple[Vocab, Path]:
 # The marks of lines in the published vocabularies.
 MARKS = (Lines(), Lines(eos="<S>", bos="<S>"), Lines(eos="</S>"))
 BYTES = {str(byte) for byte in range(256)}
-ANY = DataConfig()  # of any kind of vocabulary
+ANY = DataConfig()  # accepts any kind of vocabulary
 PICKLES = (".pkl", ".bin", ".pt")
-DEPTH = 4  # a vocabulary in a corpus in a checkpoint
+DEPTH = 4  # enough for a vocabulary in a corpus in a checkpoint
 
 
 def from_words(
@@ -177,8 +177,8 @@ def from_words(
 ) -> Vocab:
     """Returns the vocabulary of words in the order of their ids.
 
-    Unless data.vocab states its kind, it may be characters, as in the paper's code:
-    byte values in decimal for enwik8, and characters with _ for the space for text8.
+    Unless data.vocab states its kind, the words may be characters, as in the paper's
+    code: decimal byte values for enwik8, and characters with _ for space for text8.
     """
     kind, is_bytes = data.vocab, bool(words) and BYTES.issuperset(words)
     is_letters = bool(words) and all(len(word) == 1 for word in words)

@@ -26,7 +26,7 @@ CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PREFIX = "transformer."
 UNTIED = ("r_w_bias", "r_r_bias")
-# The values of fields that config.json may omit.
+# Values of fields that config.json may omit.
 DEFAULTS: pytorch.Fields = {
     "cutoffs": [20_000, 40_000, 200_000],
     "mem_len": 1600,

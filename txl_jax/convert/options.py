@@ -7,7 +7,7 @@ from txl_jax.fields import check, field, one_of
 
 @dataclasses.dataclass(frozen=True)
 class ConvertConfig:
-    """What to import or export; model.* fields supply what the files lack."""
+    """Import and export; model.* fields supply values that the files lack."""
 
     format: str = field(
         "",

@@ -66,20 +66,20 @@ KNOWN: dict[str, type | str | Callable[..., Value]] = {
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads the next value of a file, and zeros instead of its storages."""
+    """Reads the next value of a file, with zeros instead of its storages."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="utf-8", errors="surrogateescape")
         self.storages: dict[str, np.ndarray] = {}
         start = file.tell()
-        for opcode, number, at in pickletools.genops(file):  # which checks all lengths
-            if "PUT" in opcode.name and (number or 0) > (at or 0):  # Python's memo
+        for opcode, number, at in pickletools.genops(file):  # this checks all lengths
+            if "PUT" in opcode.name and (number or 0) > (at or 0):  # bounds the memo
                 raise ValueError(f"value {number} exceeds the file")
         file.seek(start)
         self.value = self.load()
 
     def find_class(self, module: str, name: str) -> Value:
-        """Returns what stands for a class or function; nothing is imported."""
+        """Returns a stand-in for a class or function, and imports nothing."""
         path = f"{module}.{name}"
         if path not in KNOWN and module.partition(".")[0] in PYTHON:
             raise pickle.UnpicklingError(f"{path[:80]} is not allowed")
@@ -115,7 +115,7 @@ def read(path: Path) -> Value:
             if main.value == 0x1950A86A20F9469CFC6C:  # versions, sizes, value, storages
                 _, _, main, order = [Unpickler(source) for _ in range(4)]
             if main.storages and order.value != sorted(main.storages):
-                raise ValueError("its storages are not those of its tensors")
+                raise ValueError("its storages differ from its tensors'")
             for _, storage in sorted(main.storages.items()):  # each after its size
                 storage.view("u1").data[:] = source.read(8 + storage.nbytes)[8:]
             return main.value

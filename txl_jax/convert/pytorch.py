@@ -1,7 +1,7 @@
 """State dicts of the paper's PyTorch code: names, shapes and the order of clusters.
 
 Other code bases differ in names and transpositions: their converters rename the arrays
-and call this one.
+and call this converter.
 
 Dims: N layers, D model, H heads, A head, F feed-forward, V vocabulary, E embedding,
 G clusters, P learned distances.
@@ -23,7 +23,7 @@ from txl_jax.runtime.storage import DAMAGE
 
 State = dict[str, np.ndarray]  # a state dict
 Params = dict[str, Any]
-Fields = Mapping[str, Any]  # of another code base's config
+Fields = Mapping[str, Any]  # another code base's config
 
 FREQUENCIES = "pos_emb.inv_freq"  # computed, not trained
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -32,8 +32,8 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 class Keys:
     """A state dict from which each array must be taken exactly once.
 
-    The methods take names of the paper's PyTorch code; `rename` returns the state's own
-    name, which errors contain.
+    The methods take names of the paper's PyTorch code; `rename` returns the name in the
+    state dict, which errors contain.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Keys:
         return self.rename(name) in self.remaining
 
     def count(self, pattern: str) -> int:
-        """Returns how many of pattern.format(0), pattern.format(1), ... exist."""
+        """Returns the number of arrays pattern.format(0), pattern.format(1), ..."""
         numbered = map(pattern.format, itertools.count())
         return sum(1 for _ in itertools.takewhile(self.__contains__, numbered))
 
@@ -142,8 +142,8 @@ def from_state_dict(
 ) -> tuple[ModelConfig, Params]:
     """Returns the model of a state dict, and its parameters.
 
-    Sizes are inferred from the shapes. Tables and projections are tied where they are
-    equal bit for bit or exist once. r_w_bias and r_r_bias are untied if they are
+    Sizes are inferred from the shapes. Tables and projections are tied if they are
+    equal bit for bit or exist once. r_w_bias and r_r_bias are untied if their shape is
     [N, H, A]. Raises UserError for a key that is missing, unknown or of a wrong shape,
     and for cutoffs that do not fit the tables.
     """
@@ -204,7 +204,7 @@ def from_fields(
 
 
 def _positions(keys: Keys) -> tuple[Fields, Params, Params]:
-    """Returns the sizes that u implies, then u and w, then learned distances."""
+    """Returns sizes inferred from u, then u and w, then learned distances."""
     if "r_emb" not in keys:
         bias = keys.remaining.get(keys.rename("r_w_bias"))
         untied = bias is not None and bias.ndim == 3
@@ -248,7 +248,7 @@ def _read_layers(config: ModelConfig, keys: Keys) -> Params:
 def _read_embedding(
     keys: Keys, cutoffs: tuple[int, ...]
 ) -> tuple[dict[str, Any], Params]:
-    """Returns the sizes that the tables imply, and embedding and softmax parameters."""
+    """Returns sizes inferred from the tables, and embedding and softmax parameters."""
     name, out_name = "word_emb.emb_layers.{}.weight", "crit.out_layers.{}.weight"
     numbers = range(max(keys.count(name), 1))
     tables = [keys.take(name.format(i), "V", "E") for i in numbers]
@@ -292,7 +292,7 @@ def _read_embedding(
 
 
 def _cutoffs(keys: Keys, sizes: list[int], cutoffs: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the cutoffs that split tables imply, or else the argument."""
+    """Returns the cutoffs inferred from split tables, or else the argument."""
     if implied := tuple(itertools.accumulate(sizes[:-1])):
         if cutoffs not in ((), implied):
             raise UserError(f"cutoffs = {cutoffs} differ from the tables' {implied}")
@@ -315,7 +315,7 @@ def _equal(x: np.ndarray, y: np.ndarray) -> bool:
 def _take_out_projs(keys: Keys, clusters: int, params: Params) -> tuple[bool, ...]:
     """Adds the softmax's own projections to `params`; returns which ones are tied.
 
-    The softmax has a projection, tied or not, where the embedding has one.
+    The softmax has a projection, tied or not, wherever the embedding has one.
     """
     ties = []
     for i in range(clusters):
@@ -330,7 +330,7 @@ def _take_out_projs(keys: Keys, clusters: int, params: Params) -> tuple[bool, ..
 
 
 def _infer_div_val(widths: Sequence[int]) -> int:
-    """Returns the divisor by which the width falls from each cluster to the next."""
+    """Returns the divisor of the width from each cluster to the next."""
     for divisor in range(2, widths[0] + 1):
         if widths == [widths[0] // divisor**i for i in range(len(widths))]:
             return divisor

@@ -1,6 +1,6 @@
 """A trained model in one file: weights, config, vocabulary and checksums.
 
-It is an `array_file`, in which arrays have names like "layers/attention/q".
+The file is an `array_file` whose arrays have names like "layers/attention/q".
 """
 
 import json
@@ -26,8 +26,8 @@ EXPORT = "--mode=export --format=txl_jax"
 class Release(NamedTuple):
     """A model in one file.
 
-    params are numpy arrays, in float32 once they are read, config has all sections of
-    the run's config, and origin is the run's provenance.
+    params are numpy arrays, in float32 after reading, config has all sections of the
+    run's config, and origin is the run's provenance.
     """
 
     config: dict[str, Any]
@@ -38,7 +38,7 @@ class Release(NamedTuple):
 
 
 def save(release: Release, path: Path, dtype: str = "float32") -> None:
-    """Writes a model to a file for `read`, with its numbers rounded to a type."""
+    """Writes a model to a file, with its numbers rounded to a dtype."""
     params = jax.tree.map(lambda x: np.asarray(x, dtype), release.params)
     manifest = Manifest(release.step, None, None, checksums({"params": params}))
     texts = {

@@ -34,7 +34,7 @@ ROOT = "transformer/"
 EMBED, SOFTMAX = f"{ROOT}adaptive_embed/", f"{ROOT}adaptive_softmax/"
 LAYER = f"{ROOT}layer_{{}}/"
 BIAS = f"{SOFTMAX}cutoff_{{}}/b"
-# The variables by their names in the paper's PyTorch code.
+# The variables, by the names in the paper's PyTorch code.
 NAMES = {
     "r_w_bias": f"{ROOT}r_w_bias",
     "r_r_bias": f"{ROOT}r_r_bias",
@@ -58,7 +58,7 @@ NAMES = {
 }
 TRANSPOSED = ("kernel", "proj_W", "proj")
 CLUSTERS = ("cluster_W", "cluster_b")
-# Arrays that are not split into clusters are read as those of the first cluster.
+# Arrays that are not split into clusters are read as the first cluster's.
 UNSPLIT = {
     f"{EMBED}lookup_table": f"{EMBED}cutoff_0/lookup_table",
     f"{EMBED}proj_W": f"{EMBED}cutoff_0/proj_W",
@@ -94,13 +94,13 @@ def read(
 
 
 def _rename(name: str) -> str:
-    """Returns the variable's name; `name` is that of the paper's PyTorch code."""
+    """Returns the variable for a name of the paper's PyTorch code."""
     pattern = re.sub(r"\.\d+", ".{}", name, count=1)
     return NAMES.get(pattern, name).format(*re.findall(r"\.(\d+)", name))
 
 
 def _arrange(variables: dict[str, np.ndarray]) -> tuple[Params, tuple[int, ...]]:
-    """Returns the arrays as the paper's PyTorch code has them, and cutoffs.
+    """Returns the arrays in the layout of the paper's PyTorch code, and cutoffs.
 
     The cutoffs are () if there are no clusters or the tables are split. In TensorFlow's
     code kernels are [in, out], the rows of clusters are in order, and the biases are
@@ -139,7 +139,7 @@ def find(source: str | Path) -> Path:
     if (state := prefix / "checkpoint").is_file():
         text = state.read_text("utf-8", "replace")
         names = re.findall(r'^\s*model_checkpoint_path:\s*"([^"\\]+)"', text, re.M)
-        # It may name a folder that has been moved.
+        # The file may name a folder that has been moved.
         prefixes += [prefix / x for name in names for x in (name, Path(name).name)]
     for prefix in prefixes:
         if Path(f"{prefix}.index").is_file():
@@ -194,9 +194,9 @@ def _read_variable(
 
 
 def _read_table(data: bytes) -> dict[bytes, bytes]:
-    """Returns LevelDB's table: blocks that an index locates, which a footer locates."""
+    """Returns LevelDB's table: a footer locates the index, which locates the blocks."""
     if not data.endswith(MAGIC):
-        raise ValueError("it has no table's footer")
+        raise ValueError("it lacks the footer of a table")
     footer = BytesIO(data[-FOOTER:])
     for _ in range(2):  # skips the location of an index that is always empty
         _varint(footer)

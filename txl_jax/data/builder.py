@@ -1,4 +1,4 @@
-"""What TFDS does: it stores published corpora, and reads the text of its datasets.
+"""Stores published corpora with TFDS, and reads the text of TFDS datasets.
 
 A published corpus is downloaded, verified, unpacked and stored in ArrayRecord files.
 Importing this module imports TFDS, which takes about a second, but not TensorFlow; only
@@ -44,9 +44,9 @@ from txl_jax.runtime.storage import one_line, refusing_damage
 BLOCK_BYTES = 1 << 20  # one example; reading single lines was 700 times slower
 SHARD_BYTES = 64 << 20  # one file on disk
 READ_BYTES = 1 << 20  # at once; reading single short texts was 30 times slower
-DAMAGE = RuntimeError, json_format.Error  # of ArrayRecord and TFDS
-downloader.MAX_RETRIES = 4  # with TFDS's ten, it waits 204 s where there is no network
-logging.getLogger("urllib3").setLevel(logging.ERROR)  # of its attempts
+DAMAGE = RuntimeError, json_format.Error  # raised by ArrayRecord and TFDS
+downloader.MAX_RETRIES = 4  # TFDS's ten retries wait 204 s without a network
+logging.getLogger("urllib3").setLevel(logging.ERROR)  # hides its attempts
 
 Example = tuple[int, dict[str, np.ndarray]]
 
@@ -55,12 +55,12 @@ class CorpusBuilder(tfds.core.ShardBasedBuilder):
     """All published corpora, one config each: `txl_jax/<corpus>`.
 
     TFDS's other builders need TensorFlow from 1000 MiB on. The examples of a split are
-    not shuffled: concatenated, they are its bytes.
+    not shuffled: concatenated, they are the split's bytes.
     """
 
     name = "txl_jax"
     corpus: Corpus  # to store
-    scratch: Path  # to unpack it
+    scratch: Path  # to unpack it in
 
     def _info(self) -> tfds.core.DatasetInfo:
         block = tfds.features.Tensor(
@@ -124,7 +124,7 @@ def open_corpus(
     folder = data_dir / CorpusBuilder.name / corpus.name / corpus.version
     with _quiet():
         with refusing_damage(folder, AGAIN, *DAMAGE):
-            # TFDS's only format that is exact and does not need TensorFlow.
+            # The only format of TFDS that is exact and does not need TensorFlow.
             builder = CorpusBuilder(
                 data_dir=data_dir, config=config, file_format="array_record"
             )
@@ -260,7 +260,7 @@ def _download(
     reasons = []
     for url in archive.urls:
         name = tfds.download.resource.get_dl_fname(url)
-        for leftover in manual.parent.rglob(f"{name}.tmp.*"):  # of a killed download
+        for leftover in manual.parent.rglob(f"{name}.tmp.*"):  # from a killed download
             shutil.rmtree(leftover)
         try:
             with waiting(f"data: downloading {url}, {archive.size:,} bytes"):
@@ -284,7 +284,7 @@ def _unpack(path: Path, members: Sequence[Member], folder: Path) -> dict[str, Pa
     """Unpacks the members of a verified archive into a folder, and nothing else."""
     targets = {member.path: folder / member.path for member in members}
     with waiting(f"data: unpacking {path.name}"):
-        if zipfile.is_zipfile(path):  # TFDS gives downloads other names
+        if zipfile.is_zipfile(path):  # TFDS renames downloads
             with zipfile.ZipFile(path) as zipped:
                 zipped.extractall(folder, targets)
             return targets

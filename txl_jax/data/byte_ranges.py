@@ -1,4 +1,4 @@
-"""Byte ranges of files: the text of a split."""
+"""Byte ranges of files, which make up the text of a split."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ Splits = dict[str, ByteRanges]
 
 
 def whole(path: Path) -> ByteRange:
-    """Returns all of a file."""
+    """Returns the range of a whole file."""
     with reading(path):
         return ByteRange(path, 0, path.stat().st_size)
 
@@ -54,7 +54,7 @@ def cut(ranges: Sequence[ByteRange], start: int, stop: int) -> ByteRanges:
 def cut_at(ranges: Sequence[ByteRange], offsets: Sequence[int]) -> Splits:
     """Cuts the concatenated ranges into the splits.
 
-    The offsets are the starts of valid and test; with one, both are all of the rest.
+    The offsets are the starts of valid and test; a single one gives both the rest.
     """
     first, last, total = offsets[0], offsets[-1], size(ranges)
     bounds = (0, first), (first, last if last > first else total), (last, total)
@@ -64,18 +64,18 @@ def cut_at(ranges: Sequence[ByteRange], offsets: Sequence[int]) -> Splits:
 
 
 def cut_by_lines(ranges: Sequence[ByteRange]) -> Splits:
-    """Cuts the concatenated ranges 90/5/5, where the first of ENDS allows it."""
+    """Cuts the concatenated ranges 90/5/5, at the first of ENDS that occurs there."""
     total = size(ranges)
     targets = (total * 90 // 100, total * 95 // 100, total)
     return cut_at(ranges, [_find_end(ranges, *pair) for pair in pairwise(targets)])
 
 
-# Where a text may be cut: after a line, a word or a character of UTF-8.
+# Places to cut a text: after a line, a word or a UTF-8 character.
 ENDS = tuple(map(re.compile, (rb"\n", rb"\s", rb"(?s:.)(?=[^\x80-\xbf])")))
 
 
 def _find_end(ranges: Sequence[ByteRange], at: int, limit: int) -> int:
-    """Returns the first end in `[at, limit)`, of a line if there is one, else `at`."""
+    """Returns the first end in `[at, limit)`, preferably a line's, or else `at`."""
     for end in ENDS:
         offset = max(at - 1, 0)
         for block in blocks(cut(ranges, offset, limit - 1), 1 << 20):
@@ -98,7 +98,7 @@ def _read(part: ByteRange) -> bytes:
 
 
 def locate(ranges: Sequence[ByteRange], offset: int) -> tuple[str, int]:
-    """Returns the file, and the byte in it, of an offset in the ranges."""
+    """Returns the file and the byte in it at an offset in the ranges."""
     (part,) = cut(ranges, offset, offset + 1)
     return f"{part.packed}, unpacked," if part.packed else str(part.path), part.start
 
@@ -113,7 +113,7 @@ def checksum(path: Path, algorithm: str = "sha256") -> str:
 
 
 def verify(path: Path, digest: str) -> None:
-    """Raises UserError unless a file has the published checksum, if there is one."""
+    """Raises UserError if a file's checksum differs from the published one."""
     algorithm, _, expected = digest.rpartition(":")
     with reading(path):
         actual = checksum(path, algorithm or "sha256") if digest else ""

@@ -1,6 +1,6 @@
-"""The catalog of corpora: those of section 4.1, WikiText-2 and local files.
+"""The catalog of corpora: section 4.1's, WikiText-2 and local files.
 
-It holds data only; tests replace its entries by miniatures.
+It contains only data; tests replace its entries by miniatures.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Member:
     """A file of a corpus, by its path in the archive."""
 
     path: str
-    splits: tuple[str, ...] = SPLITS  # cut from it if there are several
+    splits: tuple[str, ...] = SPLITS  # several splits are cut from one file
     digest: str = ""  # "<algorithm>:<hex>", or SHA-256; "" = not published
 
 
@@ -35,18 +35,18 @@ class Archive:
 
 @dataclass(frozen=True)
 class Corpus:
-    """One corpus: its origin, its files and how its published results read it."""
+    """A corpus: its origin, its files and the conventions of its published results."""
 
     name: str
     licence: str
     version: str = "1.0.0"  # increased when the same files give other bytes or splits
-    vocab: str = "byte"  # the kind of vocabulary of its published results
-    vocab_splits: tuple[str, ...] = SPLITS  # in which its types are counted
+    vocab: str = "byte"  # the kind of vocabulary in published results
+    vocab_splits: tuple[str, ...] = SPLITS  # splits whose words make the vocabulary
     conventions: tuple[str, ...] = ()  # the published one first
-    vocab_size: int = 256  # of the published results; 0 = unknown
-    lower: bool = False  # in lower case in published results
+    vocab_size: int = 256  # in published results; 0 = unknown
+    lower: bool = False  # published results use lower case
     archives: tuple[Archive, ...] = ()  # none for local text
-    # offsets of valid and test in the only member; one = both are all that follows
+    # offsets of valid and test in the only member; a single one = both are the rest
     bounds: tuple[int, ...] = ()
     types: Member = Member("")  # a published vocabulary
 
@@ -182,7 +182,7 @@ _ALL = (
         vocab_size=0,
         archives=_wikitext("wikitext-2", *_WIKITEXT_2),
     ),
-    # Split like nanoGPT's: the first 90 % are for training, the rest is held out.
+    # Split as in nanoGPT: the first 90 % are for training, the rest is held out.
     Corpus(
         "shakespeare",
         "public domain",
@@ -202,7 +202,7 @@ _ALL = (
         "lm1b",
         "Apache-2.0 for the scripts; WMT 2011's terms for the text",
         vocab="word",
-        vocab_size=793_470,  # words of the list, whose second <S> is dropped
+        vocab_size=793_470,  # words in the list without its second <S>
         conventions=("tensorflow", "words"),
         archives=_lm1b(),
         types=Member(

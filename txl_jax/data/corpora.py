@@ -1,4 +1,4 @@
-"""Sources: the text of each corpus on this machine, or where it can be fetched."""
+"""Sources: the text of each corpus, on this machine or to be fetched."""
 
 import os
 import platform
@@ -15,15 +15,15 @@ from txl_jax.data.options import DataConfig
 from txl_jax.errors import UserError, nearest
 
 BLOCK_BYTES = 1 << 20
-# The corpora that fields are for.
+# The corpora that a field is for.
 FIELDS = {"dtype": ("tokens",)} | dict.fromkeys(
     ("path", "document_end"), ("text", "tokens")
 )
-INFO = "dataset_info.json"  # of a dataset of TFDS
+INFO = "dataset_info.json"  # in the folder of a TFDS dataset
 
 
 class Text(NamedTuple):
-    """The bytes of each split, and where known the file and byte of an offset in it."""
+    """The bytes of each split and, if known, the file and byte of an offset in it."""
 
     read: Callable[[str], Iterator[bytes]]
     locate: Callable[[str, int], tuple[str, int]] | None = None
@@ -31,11 +31,11 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A corpus on this machine, or one that can be fetched."""
+    """A corpus that is on this machine or can be fetched."""
 
     corpus: Corpus
     edition: str  # distinguishes states of the corpus; "" if there is only one
-    # Fetches and unpacks what is needed; the folder must exist while the text is read.
+    # Fetches and unpacks files; the folder must exist while the text is read.
     open: Callable[[Path], Text]
 
     @property
@@ -54,7 +54,7 @@ def find(config: DataConfig, data_dir: Path) -> Source:
     corpus, path, end = CORPORA[kind], config.path, config.document_end
 
     def open_published(scratch: Path) -> Text:
-        from txl_jax.data.builder import open_corpus  # imports TFDS: a second
+        from txl_jax.data.builder import open_corpus  # importing TFDS takes a second
 
         return Text(open_corpus(corpus, data_dir, scratch))
 
@@ -121,7 +121,7 @@ def _find_dataset(name: str, data_dir: Path) -> Path:
         raise UserError(
             f"data.corpus='tfds:{name}' names {names or 'no dataset'} in {data_dir}: "
             "give one as tfds:<name>/<config>:<version>, prepared by TFDS with "
-            "file_format='array_record', or set data.data_dir to where it is"
+            "file_format='array_record', or set data.data_dir to its folder"
         )
     return found[0].parent
 

@@ -34,11 +34,11 @@ BYTES = 256
 
 
 class Convention(NamedTuple):
-    """One way to read a corpus; published results differ in their convention."""
+    """A way to read a corpus; published results differ in their convention."""
 
-    kinds: tuple[str, ...]  # of vocabulary
-    lines: Lines = Lines("")  # words: the marks of lines
-    of_bytes: bool = False  # char: symbols are bytes
+    kinds: tuple[str, ...]  # kinds of vocabulary
+    lines: Lines = Lines("")  # for words: the marks of lines
+    of_bytes: bool = False  # for characters: symbols are bytes
     drop_newlines: bool = False
 
 
@@ -49,7 +49,7 @@ CONVENTIONS = {
     # The paper's files have one symbol per byte and line, without byte 10.
     "newlines_deleted": Convention(("byte", "char"), Lines(""), True, True),
     "newlines_kept": Convention(("byte", "char"), of_bytes=True),
-    # One Billion Word as for the published 21.8: `<S> <S>` between two sentences.
+    # One Billion Word as in the published 21.8: `<S> <S>` between two sentences.
     "tensorflow": Convention(("word",), Lines("<S>", "<S>")),
     "words": Convention(("word",), Lines("</S>")),
     "numbers": Convention(("number",)),
@@ -58,15 +58,15 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How text becomes tokens: equal recipes give equal tokens."""
+    """The way from text to tokens: equal recipes give equal tokens."""
 
     kind: str
     convention: str
-    lines: Lines  # how lines become words
+    lines: Lines  # the words that mark lines
     of_bytes: bool
     drop_newlines: bool
     vocab_size: int
-    vocab_sha256: str  # of the vocabulary's file; "" = made from the corpus
+    vocab_sha256: str  # the vocabulary file's; "" = made from the corpus
 
     @property
     def folder(self) -> str:
@@ -159,7 +159,7 @@ def _convention(
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes the splits of a corpus as its recipe says."""
+    """Encodes the splits of a corpus by its recipe."""
 
     corpus: Corpus
     recipe: Recipe
@@ -224,7 +224,7 @@ class Encoder:
             )
             return CharVocab.count(points, recipe.of_bytes)
         if recipe.kind == SubwordVocab.kind:
-            # Only from train, since valid and test are held out.
+            # Only train, because valid and test are held out.
             blocks = self._read("train", "learning from")
             lines = texts.lines(blocks, self._name("train"))
             return SubwordVocab.train(lines, recipe.vocab_size)

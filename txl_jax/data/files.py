@@ -33,7 +33,7 @@ from txl_jax.data.options import SPLIT_NAMES, SPLITS
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
 
-# How files are decompressed, by their suffix.
+# Functions that open compressed files, by suffix.
 COMPRESSED: dict[str, Callable[[Path, str], Any]]
 COMPRESSED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
@@ -61,7 +61,7 @@ def _files_below(folder: Path, skip: Callable[[str], bool]) -> list[Path]:
     """Returns the files below a folder, sorted, without the names to skip."""
 
     def fail(error: OSError) -> None:
-        raise error  # which os.walk ignores
+        raise error  # os.walk ignores errors
 
     files = []
     for where, folders, names in os.walk(folder, onerror=fail):
@@ -81,7 +81,7 @@ _STDLIB_SALT = "885:"
 
 
 def split_stdlib() -> Splits:
-    """Returns the splits of the running Python's library, which are whole files.
+    """Assigns the files of the running Python's library to splits.
 
     The split of a file depends only on its path.
     """
@@ -109,7 +109,7 @@ def text_edition(path: str, document_end: str = "") -> str:
 
 
 def split_text(path: str, scratch: Path, document_end: str = "") -> Splits:
-    """Returns the splits of the user's files: those that names state, or a cut.
+    """Returns the splits of the user's files: stated by names, or else a cut.
 
     Compressed files are unpacked in `scratch`. document_end: see DataConfig.
     """
@@ -120,7 +120,7 @@ def split_text(path: str, scratch: Path, document_end: str = "") -> Splits:
         if (file.stem if packed else file.name).endswith((".jsonl", ".ndjson")):
             raise UserError(
                 f"{file} is JSON lines, not text: convert it, with jq -r .text if that "
-                "is the field of the text; or rename it to read it as it is"
+                "is the field of the text, or rename it to read it unchanged"
             )
         if packed:
             target = scratch / str(number)
@@ -140,7 +140,7 @@ def split_text(path: str, scratch: Path, document_end: str = "") -> Splits:
 
 
 def _join(texts: Sequence[ByteRange], scratch: Path, end: str) -> ByteRanges:
-    """Returns the texts, each on lines of its own and followed by `end`, if not ""."""
+    """Returns the texts, each on its own lines and followed by `end` if that is set."""
     path = scratch / "border"
     path.write_bytes(b"\n" + (os.fsencode(end) + b"\n" if end else b""))
     border, parts = whole(path), []
@@ -154,7 +154,7 @@ def _join(texts: Sequence[ByteRange], scratch: Path, end: str) -> ByteRanges:
 def text_start(head: bytes, name: Path | str) -> int:
     """Returns the length of the byte order mark of UTF-8 at the start of a text.
 
-    `head` are its first HEAD bytes. Raises UserError if they show that it is no text.
+    `head` has the first HEAD bytes. Raises UserError if they show another format.
     """
     for offset, magic, what, command in NOT_TEXT:
         if head.startswith(magic, offset):
@@ -243,8 +243,8 @@ def require_apart(path: str, workdir: Path) -> None:
 def named_splits(path: str, files: Sequence[Path]) -> list[str]:
     """Returns the splits that the names of files and folders state, or [].
 
-    Raises UserError if they state only some splits, or not all files have one: text
-    that is meant for a test would be trained on.
+    Raises UserError if some splits have no file or some files have no split: text that
+    is meant for a test would be trained on.
     """
     top = os.path.commonpath([file.parent for file in files])
     splits = []
@@ -270,9 +270,9 @@ def named_splits(path: str, files: Sequence[Path]) -> list[str]:
 
 
 def _stated_splits(name: Path) -> set[str]:
-    """Returns the splits that the first possible part of a path states.
+    """Returns the splits that the first part of a path with any splits states.
 
-    They are words between signs and digits; held-out and holdout are words, too.
+    Splits are words between signs and digits; held-out and holdout count as words.
     """
     for part in name.parts:
         text = re.sub("h[eo]ld[-_ ]?out", "heldout", part.lower())

@@ -1,4 +1,4 @@
-"""Sequences of integers: music, DNA or quantised signals, without a text.
+"""Sequences of integers, such as music, DNA or quantised signals.
 
 A corpus of numbers is read as little-endian int32, and each number is its own token.
 """
@@ -23,7 +23,7 @@ CHUNK = 1 << 20  # numbers in memory at once
 
 @dataclass(frozen=True)
 class NumberVocab:
-    """The numbers below a size, which are written with spaces between them."""
+    """The numbers below a size; as text, spaces separate them."""
 
     size: int
 
@@ -39,11 +39,11 @@ class NumberVocab:
         return token_dtype(self.size)
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the numbers of a text; raises UserError for another word."""
+        """Returns the numbers of a text; raises UserError for other words."""
         return self._check(parse(text, "the text"), "the text")
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
-        """Yields the tokens of a whole split, which is read as READ."""
+        """Yields the tokens of a whole split of dtype READ."""
         for block in blocks:
             yield self._check(np.frombuffer(block, READ), name)
 
@@ -82,7 +82,7 @@ def largest(splits: Iterable[Iterator[bytes]]) -> int:
 
 
 def read(path: Path, dtype: str) -> Iterator[bytes]:
-    """Yields the numbers of a file as bytes of READ.
+    """Yields the numbers of a file as bytes of dtype READ.
 
     The file is a .npy or a .bin of `dtype` in little-endian order. Raises UserError if
     it contains anything but whole numbers from 0 to 2^31 - 1.
@@ -121,7 +121,7 @@ def _chunks(
             if not 0 <= numbers.min() <= numbers.max() < 2**31:
                 raise UserError(
                     f"{name} has numbers from {numbers.min()} to {numbers.max()}, "
-                    "which are not from 0 to 2147483647: shift or quantise them, and "
+                    "outside 0 to 2147483647: shift or quantise them, and "
                     "check data.dtype"
                 )
             yield numbers.astype(READ).tobytes()
@@ -133,8 +133,8 @@ def open_numbers(
 ) -> Callable[[str], Iterator[bytes]]:
     """Returns a function that reads a split of the user's files.
 
-    Splits are those that names of files state, or a cut 90/5/5. document_end: see
-    DataConfig; it is a number.
+    Names of files state the splits, or the numbers are cut 90/5/5. document_end is a
+    number here; see DataConfig.
     """
     end = ("data.document_end", parse(document_end, "data.document_end"))
     paths = files.corpus_files(path)

@@ -19,14 +19,14 @@ SPLIT_NAMES = {split: split for split in SPLITS} | dict.fromkeys(
 SPLIT_NAMES |= {"training": "train", "testing": "test"}
 VOCABULARIES = ("byte", "char", "word", "subword", "number")
 DTYPES = tuple("uint8 uint16 uint32 uint64 int8 int16 int32 int64".split())
-OWN = "corpus"  # the kind of vocabulary that the corpus's published results use
-AGAIN = "delete it and prepare again"  # what to do with damaged data
+OWN = "corpus"  # the kind of vocabulary in the corpus's published results
+AGAIN = "delete it and prepare again"  # the advice for damaged data
 SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which text, or numbers, a run reads and how it is cut into tokens."""
+    """The text or numbers that a run reads, and how they become tokens."""
 
     corpus: str = field(
         "stdlib",
@@ -41,20 +41,20 @@ class DataConfig:
     vocab: str = field(
         OWN,
         one_of((OWN, *VOCABULARIES)),
-        help='Kind of vocabulary. "corpus" is that of published results.',
+        help='Kind of vocabulary. "corpus" is the one of published results.',
     )
     convention: str = field(
         "",
-        help=f"How the corpus is read, one of {', '.join(CONVENTIONS)}. "
-        "Empty takes the one of published results.",
+        help=f"Way of reading the corpus, one of {', '.join(CONVENTIONS)}. "
+        "Empty is the way of published results.",
     )
     vocab_path: str = field(
         "", help="A tokenizer.json, vocab.json or word list. Empty makes one."
     )
     vocab_size: int = field(
         0,
-        help='Most words, or number of subwords, to make; of "tokens", one more than '
-        "the largest number. 0 keeps all.",
+        help='Largest number of words, or number of subwords; for "tokens", one more '
+        "than the largest number. 0 keeps all.",
     )
     document_end: str = field(
         "",

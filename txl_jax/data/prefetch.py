@@ -20,7 +20,7 @@ def prefetch(
 
     Save the position that comes with a batch once the batch is used: a resumed run
     computes the prefetched batches again. An exception of the function is raised after
-    the batches before it. Close the generator to end its thread.
+    the batches that precede it. Close the generator to end its thread.
     """
     ready: queue.SimpleQueue[tuple[Batch, Position] | BaseException]
     ready = queue.SimpleQueue()

@@ -1,8 +1,8 @@
 """Contiguous streams over a token file, cut into segments (section 3.2).
 
 A split of N tokens makes N - 1 pairs (input, target), each scored once: every token
-but the very first. Stream b holds the pairs [b (N-1) / B, (b+1) (N-1) / B), so its
-first input is the last token of stream b - 1 and lengths differ by at most one.
+but the very first is a target. Stream b holds the pairs [b (N-1) / B, (b+1) (N-1) / B),
+so its first input is the last token of stream b - 1 and lengths differ by at most one.
 
 An epoch's text is the file, or a permutation of its sentences (One Billion Word):
 nothing is dropped, no token is copied, and any position can be read directly.
@@ -23,14 +23,14 @@ from txl_jax.model.segment import Segment
 
 OFF = -1  # the id of no token
 SHORTEST = 5  # tokens of a segment of varying length; at most tgt_len + SLACK
-CHUNK = 2**22  # elements of the file or of a permutation that are processed at once
-Bits = TypeVar("Bits", int, np.ndarray)  # 64 of them; arrays are uint64
+CHUNK = 2**22  # elements of the file or of a permutation processed at once
+Bits = TypeVar("Bits", int, np.ndarray)  # 64 bits; arrays are uint64
 # Purposes of `draw`, with independent numbers.
 ROTATION, LENGTH, SHUFFLE = 1, 2, 3
 
 
 class Position(NamedTuple):
-    """Where reading continues: host data, saved in checkpoints as JSON."""
+    """The place where reading continues: host data, saved in checkpoints as JSON."""
 
     epoch: int = 0
     segment: int = 0  # segments read in this epoch
@@ -58,7 +58,7 @@ class Streams:
     batch_size: int
     tgt_len: int
     _: KW_ONLY
-    # The streams that are read, in a run of several processes.
+    # The streams that this process reads, in a run of several processes.
     rows: slice | np.ndarray = dataclasses.field(default_factory=lambda: slice(None))
     # Each segment starts with the last ext_len tokens of its stream, or fewer at the
     # start, as unscored context of a model without memory, in arrays wider by ext_len.
@@ -67,8 +67,8 @@ class Streams:
     # (NVIDIA's evaluation). With ext_len they are the context of its first segments and
     # form no segments.
     warm_tokens: int = 0
-    # A document starts with each input of this id, which sees nothing before it. As a
-    # target the token is still the last one of the document that it ends.
+    # Each input of this id starts a document and sees nothing before it. As a target,
+    # the token is still the last one of the document that it ends.
     reset_memory_at: int = OFF
     # In every epoch, each stream starts at a random place and wraps around at its end,
     # where a document starts (NVIDIA's roll).
@@ -89,8 +89,8 @@ class Streams:
         self.tokens = np.asarray(self.tokens)  # indexing a np.memmap itself is slower
         # Python integers: B x tokens exceeds 2^31 in the published runs.
         bounds = np.array([b * pairs // batch_size for b in range(batch_size + 1)])
-        # Of each row: its stream, and where in the split its pairs start, form
-        # segments, are scored, and end.
+        # For each row: its stream, and the places in the split where its pairs start,
+        # begin to form segments, begin to be scored, and end.
         self.stream_B = np.arange(batch_size, dtype=np.uint64)[self.rows]
         self.scored_from_B = bounds[:-1][self.rows]
         self.end_B = bounds[1:][self.rows]
@@ -156,8 +156,8 @@ class Streams:
             scored_BL &= width_L >= length_B[:, None] // 2
         targets_BL = self._read(position.epoch, pair_BL + 1)
         scored_BL &= targets_BL >= self.score_from
-        # The memory is reset at an epoch's start, and where a stream wraps, because it
-        # holds tokens that do not precede the segment in the text.
+        # The memory is reset at an epoch's start and where a stream wraps, because its
+        # tokens do not precede the segment in the text.
         starts_BL = turn_BL == -lead_B[:, None]
         inputs_BL = self._read(position.epoch, pair_BL)
         first_BL = wraps_BL | starts_BL
@@ -191,10 +191,10 @@ class Streams:
             position = self._after(position)
 
     def cold_tokens(self, full: int) -> int:
-        """Returns how many tokens are scored before their stream has read `full`.
+        """Returns the number of tokens scored before their stream has read `full`.
 
-        `full` is the memory's length, or ext_len without memory: these tokens have a
-        shorter context than the others.
+        `full` is the memory's length, or ext_len without memory: the counted tokens
+        have a shorter context than the others.
         """
         warm_B = self.scored_from_B - self.start_B
         cold_B = np.minimum(full - warm_B, self.end_B - self.scored_from_B)
@@ -238,8 +238,8 @@ def find_sentences(tokens: np.ndarray, sentence_end: int) -> np.ndarray:
     """Returns the start of each sentence, and N at the end: int64 [n + 1].
 
     A sentence ends with the token sentence_end. If all sentences also start with it
-    (`<S> words <S>`, TensorFlow's lm1b), they are cut between the two. The text after
-    the last one is also a sentence.
+    (`<S> words <S>`, TensorFlow's lm1b), they are cut between the two. Text after the
+    last end is also a sentence.
     """
     tokens = np.asarray(tokens)
     ends = np.concatenate(

@@ -18,7 +18,7 @@ from txl_jax.runtime.storage import Json
 LINE_ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")
 
 
-def _library() -> Any:  # it has no types
+def _library() -> Any:  # the library has no types
     try:
         import tokenizers
     except ImportError as error:
@@ -49,7 +49,7 @@ class SubwordVocab:
         self.tokenizer.no_padding()
         # Token numbers may have gaps.
         self.size = max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        self.dtype = token_dtype(self.size)  # of the token files
+        self.dtype = token_dtype(self.size)  # in token files
         name = self.to_json()["tokenizer"]["model"].get("unk_token")
         self.unknown = self._first_token([name] if isinstance(name, str) else [])
         ids = self._encode_lines(["\n"])[0]

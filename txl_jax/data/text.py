@@ -9,11 +9,11 @@ import numpy as np
 from txl_jax.errors import UserError
 from txl_jax.runtime.storage import Json
 
-UNKNOWN = ("<unk>", "<UNK>")  # of WikiText and of One Billion Word
+UNKNOWN = ("<unk>", "<UNK>")  # in WikiText and in One Billion Word
 
 LINE_BYTES = 1 << 20  # a longer line is cut at the last space before this
 
-CONTINUATIONS = bytes(range(0x80, 0xC0))  # of a character that has begun
+CONTINUATIONS = bytes(range(0x80, 0xC0))  # bytes of a character after its first
 _SPACE = np.zeros(256, bool)
 _SPACE[list(b" \t\n\r\v\f")] = True
 
@@ -34,7 +34,7 @@ def missing(symbol: str) -> UserError:
 
 
 class NotUTF8(UserError):
-    """Text that is not UTF-8, and the byte where it is not."""
+    """Text that is not UTF-8, with the offset of the wrong byte."""
 
     def __init__(self, name: str, offset: int) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class NotUTF8(UserError):
 
 @dataclass
 class Meter:
-    """Counts the bytes, words and lines of a split: the denominators of metrics.
+    """Counts the bytes, words and lines of a split, the denominators of metrics.
 
     Words are runs of bytes other than ASCII white space. The last line counts even
     without a newline.
@@ -103,7 +103,7 @@ def words(blocks: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def lines(blocks: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yields text cut after lines, and inside one of more than LINE_BYTES."""
+    """Yields text cut after lines, and inside lines of more than LINE_BYTES."""
 
     def after_line(data: bytes) -> int:
         stop = data.rfind(b"\n") + 1

@@ -33,7 +33,7 @@ from txl_jax.runtime import distributed, programs, storage
 from txl_jax.runtime.storage import Json, refusing_damage
 
 MANIFEST = "manifest.json"
-RemotePath = Any  # an `epath.Path`, whose module only gs:// needs
+RemotePath = Any  # an `epath.Path`; its module is imported only for gs://
 VOCAB = "vocab.json"
 
 
@@ -42,8 +42,8 @@ class Tokens:
     """A prepared corpus.
 
     `manifest` has corpus, edition, version, convention, vocab (the kind), types, dtype,
-    files (the SHA-256 of each) and, per split, its numbers of tokens, unknowns, bytes
-    in the stream, original_bytes, words and lines, and its SHA-256.
+    files (their SHA-256s) and, per split, its SHA-256 and its numbers of tokens,
+    unknowns, bytes in the stream, original_bytes, words and lines.
     """
 
     folder: Path
@@ -62,8 +62,8 @@ class Tokens:
     def denominators(self, name: str) -> dict[str, int]:
         """Returns the denominators of a split's metrics.
 
-        `bytes` are those of the stream, which may omit some of the `original_bytes`.
-        Numbers have only `tokens`.
+        `bytes` counts the stream, which may omit some of the `original_bytes`. Numbers
+        have only `tokens`.
         """
         entry = self.manifest["splits"][name]
         names = ("tokens", "bytes", "original_bytes", "words", "lines")
@@ -76,14 +76,14 @@ def _digest(path: Path, _changed_ns: int) -> str:
 
 
 def copies(config: DataConfig) -> list[RemotePath]:
-    """Returns the folders, local and on gs://, where copies of a corpus lie."""
+    """Returns the folders, local and on gs://, with copies of a corpus."""
     root, remote = _roots(config)
     name = f"txl_jax/{corpora.find(config, root).name}"
     return [folder / name for folder in (root, remote) if folder]
 
 
 def _roots(config: DataConfig) -> tuple[Path, RemotePath | None]:
-    """Returns the local data_dir, and the one on gs:// or None."""
+    """Returns the local data_dir, and the data_dir on gs:// or None."""
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"  # as in TFDS
     data_dir = config.data_dir or default
     if "://" not in data_dir:
@@ -101,12 +101,12 @@ def prepare(
 ) -> Tokens:
     """Prepares the tokens of a corpus unless they exist, and returns them.
 
-    vocab, trained_on: the vocabulary of the model to read them with, and the SHA-256 of
-    the splits of its own corpus, if they are known. Raises UserError for others.
+    vocab, trained_on: the vocabulary of the model that will read them, and the SHA-256s
+    of the splits of its own corpus, if known. Raises UserError if they differ.
 
-    With several processes the first one prepares the corpus, then those that do not
-    share its disk. A signal stops the preparation immediately; the next run continues
-    it.
+    Among several processes the first one prepares the corpus, then the processes that
+    do not share its disk. A signal stops the preparation immediately; the next run
+    continues it.
     """
     tokens = distributed.first_then_others(lambda: _prepare(config))
     own, other = (each.to_json() for each in (vocab or tokens.vocab, tokens.vocab))
@@ -130,8 +130,8 @@ def _prepare(config: DataConfig) -> Tokens:
     """Prepares a corpus in this process.
 
     The folder appears complete or not at all, also if the process is killed or others
-    prepare the same corpus. With a remote data_dir, the folder is local, and is copied
-    from the bucket, or to it if the bucket lacks it.
+    prepare the same corpus. With a remote data_dir, the local folder is copied from the
+    bucket, or to the bucket if it is not there.
     """
     root, remote = _roots(config)
     source = corpora.find(config, root)
@@ -139,7 +139,7 @@ def _prepare(config: DataConfig) -> Tokens:
     recipe, vocab = resolve(config, source.corpus, published)
     name = f"txl_jax/{source.name}/{source.corpus.version}/{recipe.folder}"
     folder = root / name
-    manifest = ""  # the remote one, if that is complete
+    manifest = ""  # the bucket's, if its copy is complete
     if remote:
         remote /= name
         with _reporting("read", remote):
@@ -153,7 +153,7 @@ def _prepare(config: DataConfig) -> Tokens:
                 held = FileLock(lock).acquire()
             with held:
                 if _is_complete(folder, manifest):
-                    pass  # made by the process that held the lock
+                    pass  # the process that held the lock has made it
                 elif manifest:
                     with _replacing(folder) as incomplete:
                         _fetch(remote, manifest, incomplete)
@@ -192,7 +192,7 @@ def _make(
     start = time.monotonic()
     say(f"data: preparing {source.name} in {folder}")
     place = folder.parent.parent
-    for leftover in place.glob("incomplete.*"):  # of a killed preparation, also TFDS's
+    for leftover in place.glob("incomplete.*"):  # from a killed preparation or TFDS
         shutil.rmtree(leftover)
     scratch = place / "incomplete.unpacked"
     scratch.mkdir(parents=True)
@@ -247,7 +247,7 @@ def _reporting(verb: str, remote: RemotePath) -> Iterator[None]:
         yield
     except storage.errors() as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
-            raise  # of the local disk
+            raise  # an error of the local disk
         raise UserError(
             f"cannot {verb} {remote} ({storage.one_line(error)}): check the address "
             "and the permissions, or set data.data_dir to a local folder"
@@ -271,7 +271,7 @@ def _fetch(remote: RemotePath, manifest: str, folder: Path) -> None:
 def _store(remote: RemotePath, folder: Path) -> None:
     """Copies a folder to gs://, its manifest last: only then is it complete.
 
-    Two hosts may do it at once, because both write the same bytes.
+    Two hosts may copy it at once, because both write the same bytes.
     """
     say(f"data: copying {folder} to {remote}")
     names = sorted((path.name for path in folder.iterdir()), key=MANIFEST.__eq__)

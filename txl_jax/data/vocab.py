@@ -20,10 +20,10 @@ from txl_jax.errors import UserError, prefixed
 from txl_jax.report.log import say
 from txl_jax.runtime.storage import DAMAGE, Json
 
-# Tokens on which the text of the next one may depend: a character has at most four
-# bytes, and a word depends on whether it starts a line.
+# Number of earlier tokens on which a token's text may depend: a character has at most
+# four bytes, and a word depends on whether it starts a line.
 CONTEXT = 8
-HALF = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
+HALF = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete character
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class CharVocab:
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a text; raises UserError for an unknown symbol."""
         if self.of_bytes:
-            # Python decodes other bytes of a command line as surrogates.
+            # Python decodes invalid bytes of a command line as surrogates.
             data = text.encode("utf-8", errors="surrogateescape")
             return self._look_up(np.frombuffer(data, np.uint8))
         return self._look_up(_points(text))
@@ -134,7 +134,7 @@ def code_points(
 # Every vocabulary has a length, a dtype of its token files, and `unknown`, the token of
 # unknown text or -1. `stream` encodes a whole split from blocks of bytes.
 Vocab = CharVocab | WordVocab | SubwordVocab | NumberVocab
-# The vocabularies by kind, from what their `to_json` returned.
+# Constructors of vocabularies from the results of `to_json`, by kind.
 VOCABULARIES: dict[str, Callable[[Json], Vocab]] = {
     "byte": lambda _: ByteVocab(),
     "char": lambda x: CharVocab("".join(x["symbols"]), x["of_bytes"]),
@@ -179,7 +179,7 @@ def spell(
 
 
 def report_unknown(vocab: Vocab, field: str, text: str) -> None:
-    """Reports the words of a text that the token of unknown text replaces."""
+    """Reports the words of a text that are replaced by the token for unknown text."""
     mark = vocab.decode([vocab.unknown]) if vocab.unknown >= 0 else ""
     words = [x for x in text.split() if mark and vocab.unknown in vocab.encode(x)]
     if words := [x for x in words if x != mark]:

@@ -12,7 +12,7 @@ from txl_jax.runtime.storage import Json
 
 
 class Lines(NamedTuple):
-    """How a line becomes words: split at white space, with marks at both ends."""
+    """The words that mark the ends of lines; other words are split at white space."""
 
     eos: str = "<eos>"  # after each line, blank ones too; "" = none
     bos: str = ""  # before each line; "" = none
@@ -45,7 +45,7 @@ class Lines(NamedTuple):
             yield [self.eos]
 
 
-PAPER = Lines()  # of WikiText and PTB
+PAPER = Lines()  # for WikiText and PTB
 
 
 class _Ids(dict[str, int]):
@@ -73,7 +73,7 @@ class WordVocab:
     def __init__(self, words: list[str], lines: Lines = PAPER) -> None:
         self.words = words
         self.lines = lines
-        self.dtype = token_dtype(len(words))  # of the token files
+        self.dtype = token_dtype(len(words))  # in token files
         self._ids = _Ids(words)
         self.unknown = self._ids.unknown  # the token of unknown words, or -1
         if len(self._ids) < len(words):
@@ -91,9 +91,9 @@ class WordVocab:
     ) -> "WordVocab":
         """Returns the vocabulary of words with their counts, by first occurrence.
 
-        The marks come first, then words by falling count and, if equal, by first
-        occurrence. If max_size excludes words, the vocabulary has <unk>, in its place
-        by count, or after the marks if it does not occur in the text.
+        The marks come first, then words by falling count, and words of equal count by
+        first occurrence. If max_size excludes words, the vocabulary has <unk>, in its
+        place by count, or after the marks if it does not occur in the text.
         """
         specials = lines.specials
         by_count = sorted(counts, key=counts.__getitem__, reverse=True)  # stable

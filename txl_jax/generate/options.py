@@ -8,7 +8,7 @@ from txl_jax.model.config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class GenerateConfig:
-    """What to sample, and how: temperature applies first, then top_k, then top_p."""
+    """Prompts and sampling: temperature applies first, then top_k, then top_p."""
 
     prompt: str = field(
         "\n", help="Text to continue, @FILE with a prompt per line, or @- for stdin."

@@ -37,8 +37,8 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import compile_step
 from txl_jax.sharding.rules import letters, shards
 
-# A lower temperature is 0: divided by it, logits overflow, and no noise changes their
-# order.
+# A lower temperature counts as 0: divided by it, logits overflow, and no noise changes
+# their order.
 GREEDY = 1e-20
 TINY = float(np.finfo(np.float32).tiny)  # smaller numbers are 0 in float32
 EVERY = 32  # tokens sampled on the device before they are fetched
@@ -47,14 +47,14 @@ read_nothing = reader.from_hidden(lambda *_: ())
 
 
 class Drawn(NamedTuple):
-    """Sampled tokens, and -log p of each by the model's own distribution."""
+    """Sampled tokens, and the -log p of each in the model's own distribution."""
 
     tokens_BT: np.ndarray
     nll_BT: np.ndarray  # in nats
 
 
 class Context(NamedTuple):
-    """What the next token is predicted from."""
+    """The inputs for predicting the next token."""
 
     token_B: Array  # the newest tokens
     memory: MemoryLike
@@ -94,11 +94,11 @@ def choose(logits_BV: Array, key: Array, config: GenerateConfig) -> Array:
 class Sampler:
     """Continues prompts, batch_size at a time, with programs that are compiled once.
 
-    longest: tokens of the longest prompt. All tokens are below vocab_size, for models
-    larger than their vocabulary. Prompts are read in segments of `window` tokens, of
-    which `segments` are computed together, as in evaluation, and long prompts are split
-    over the segments of the mesh. With mem_len = 0, each token is sampled from the
-    newest `window` tokens.
+    longest: tokens in the longest prompt. All sampled tokens are below vocab_size, for
+    models larger than their vocabulary. Prompts are read in segments of `window`
+    tokens, and `segments` of them are computed together, as in evaluation. Long prompts
+    are split over the segments of the mesh. With mem_len = 0, each token is sampled
+    from the newest `window` tokens.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Sampler:
         return context, (token_TB.T, nll_TB.T)
 
     def _predict(self, params: Params, context: Context) -> tuple[Array, Context]:
-        """Returns (log_probs_BV after the newest token, the context with it read)."""
+        """Reads the newest token; returns (log_probs_BV after it, the context)."""
         apply: Any = functools.partial(
             TransformerXL(self.config).apply, {"params": params}
         )
@@ -242,7 +242,7 @@ def predict_last(
 
 
 def choose_streams(where_B: Array, one: AnyMemory, other: AnyMemory) -> AnyMemory:
-    """Returns a memory that is `one` in the streams where_B, and else `other`."""
+    """Returns the streams where_B from `one` and all others from `other`."""
 
     def choose(spec: PartitionSpec, x: Array, y: Array) -> Array:
         shape = [-1 if letter == "B" else 1 for letter in spec]
@@ -259,7 +259,7 @@ def pad(texts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray
 
 
 def cut(texts: Sequence[np.ndarray], L: int) -> Iterator[Segment]:
-    """Yields the segments of L tokens of texts, none scored, up to the longest end."""
+    """Yields unscored segments of L tokens, up to the end of the longest text."""
     for at in range(0, max(map(len, texts)), L):
         inputs_BL, length_B = pad([text_T[at : at + L] for text_T in texts], L)
         none_BL = np.zeros(inputs_BL.shape, np.float32)
@@ -280,7 +280,7 @@ def stream(
     """Yields the next tokens of each prompt, EVERY at a time, and their nll.
 
     Prompt b is continued with the seed config.seed + b, independently of the other
-    prompts. The other arguments are those of `Sampler`.
+    prompts. For the other arguments see `Sampler`.
     """
     sizes = len(prompts), max(map(len, prompts)), vocab_size, window, segments
     sampler = Sampler(model_config, params, config, *sizes, mesh)

@@ -33,8 +33,8 @@ class Sample:
     ) -> None:
         self.decode, self.seed, self.stop = vocab.decode, seed, stop
         self.tokens: list[int] = prompt_T.tolist()
-        self.token_texts: list[str] = []  # of the continuation
-        self.token_nlls: list[float] = []  # in nats, by the model's own distribution
+        self.token_texts: list[str] = []  # the continuation's tokens
+        self.token_nlls: list[float] = []  # in nats, in the model's own distribution
         self.prompt = self.decode(self.tokens)
         # Prompt and continuation. The next byte may complete a character.
         self.text = self.prompt.rstrip(HALF)
@@ -53,7 +53,7 @@ class Sample:
         end = self.text.find(self.stop, self.start) if self.stop else -1
         if end >= 0:
             self.text, self.ended = self.text[:end], True
-            # The tokens of `stop` are not part of the text.
+            # Tokens of `stop` are not part of the text.
             starts = np.cumsum([0, *map(len, self.token_texts)])[:-1]
             count = int(np.sum(starts < max(end - self.start, 1)))
             del self.token_texts[count:], self.token_nlls[count:]
@@ -88,7 +88,7 @@ def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
         prompts = []
         for name, data in texts or [("stdin", read_stdin())]:
             try:
-                lines = data.decode("utf-8").split("\n")  # splitlines has more ends
+                lines = data.decode("utf-8").split("\n")  # splitlines would cut more
             except UnicodeDecodeError as error:
                 where = f"{name} is not UTF-8 at byte {error.start}"
                 raise UserError(f"{where}: convert it to UTF-8") from error

@@ -12,10 +12,10 @@ from txl_jax.kernels import xla
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 
-# The largest error of an array by its largest element. Chips approximate exponentials;
-# a wrong index, mask or tile is off by percents.
+# The largest error of an array relative to its largest element. Chips approximate
+# exponentials; a wrong index, mask or tile causes errors of several percent.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 3e-2}
-# Terms left out: the bias, as in the paper; all but the bias, as in ALiBi and T5.
+# Absent terms: the bias, as in the paper; all but the bias, as in ALiBi and T5.
 ABSENT = (("bias_HR",), ("r_RHA", "u_HA", "w_HA"))
 # With and without dropout, as in training and in evaluation. `cudnn` has none.
 RATES = (0.1, 0.0)
@@ -30,9 +30,9 @@ def fault(
     dtypes: Iterable[str] = tuple(TOLERANCES),
     rates: Iterable[float] = RATES,
 ) -> str:
-    """Returns what is wrong with a kernel on the first local device, "" if nothing.
+    """Describes the fault of a kernel on the first local device; "" if it has none.
 
-    rates: of dropout. Errors of the compiler and of the device count as faults.
+    rates: dropout rates. Errors of the compiler and of the device count as faults.
     """
     with jax.default_device(jax.local_devices()[0]):
         for absent, dtype, rate in itertools.product(ABSENT, dtypes, rates):
@@ -54,7 +54,7 @@ def make_operands(
     """Returns operands of B, H, L, M, A and R that are exact in bfloat16.
 
     Half of the memory of odd streams is empty, and a document begins inside them. The
-    biases are float32. absent: the position terms that a score lacks; rate: of dropout.
+    biases are float32. absent: the position terms that a score lacks; rate: dropout.
     """
     rng, sizes = np.random.default_rng(0), dict(zip("BHLMAR", shape, strict=True))
     L, M = sizes["L"], sizes["M"]
@@ -81,14 +81,14 @@ def make_operands(
 def differentiate(
     kernel: Kernel, operands: Operands, precision: str | None = "highest"
 ) -> Arrays:
-    """Returns the output and the gradients of a weighting of it, in float64.
+    """Returns the output and the gradients of a weighted sum of it, in float64.
 
-    precision: of products; None is the device's own.
+    precision: the precision of products; None is the device's default.
     """
 
     def run(operands: Operands) -> tuple[Array, Array]:
         o_BLHA = kernel(operands)
-        # Exact in bfloat16, as the operands are.
+        # Exact in bfloat16, like the operands.
         weight_BLHA = (jnp.arange(o_BLHA.size) % 11 / 4 - 1.25).reshape(o_BLHA.shape)
         return (o_BLHA * weight_BLHA).sum(), o_BLHA
 
@@ -97,13 +97,13 @@ def differentiate(
         gradients, o_BLHA = jax.jit(grad)(operands)
     result = {"o": o_BLHA}
     for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
-        if gradient.dtype != jax.dtypes.float0:  # that of integers
+        if gradient.dtype != jax.dtypes.float0:  # the dtype for integers
             result[f"the gradient of {path[-1].name}"] = gradient
     return {name: np.asarray(x, np.float64) for name, x in result.items()}
 
 
 def errors(actual: Arrays, expected: Arrays) -> dict[str, float]:
-    """Returns the largest error of each array by its largest element; inf for NaN."""
+    """Returns each array's largest error relative to its maximum; inf for NaN."""
     result = {}
     for name, right in expected.items():
         off = np.abs(actual[name] - right).max() / np.abs(right).max()

@@ -33,13 +33,13 @@ from txl_jax.kernels.xla import (
     with_bias,
 )
 
-T = TypeVar("T")  # what a loop carries
+T = TypeVar("T")  # the carry of a loop
 
 
 def choose_blocks(rows: int, L: int, K: int) -> tuple[int, int]:
     """Returns X and Y, at least X, for rows = streams x heads.
 
-    Y keys need a slab of X + Y distances, so tiles are wider than high: at least 128 x
+    Y keys need a slab of X + Y distances, so tiles are wider than tall: at least 128 x
     256, with more keys up to 2^19 scores. These 2 MiB are enough work for one call on
     an accelerator and fit a CPU's cache.
     """
@@ -61,9 +61,9 @@ class Plan(NamedTuple):
     K: int
     X: int
     Y: int
-    rate: float  # of dropout
+    rate: float  # the dropout rate
     Q: int  # blocks of queries
-    tiles: int  # of the last block, which has the most
+    tiles: int  # in the last block, which has the most
     front_L: int  # padding in front of the queries
     front_K: int  # padding in front of the keys
     front_R: int  # padding in front of the distances
@@ -78,22 +78,22 @@ def make_plan(L: int, K: int, X: int, Y: int, rate: float) -> Plan:
 
 
 class Queries(NamedTuple):
-    """A block's q + u and q + w; with a leading Q, those of all blocks."""
+    """A block's q + u and q + w; with a leading dimension Q, of all blocks."""
 
     content_HBXA: Array
     position_HBXA: Any = None  # an array if there are distances
 
 
 class Rows(NamedTuple):
-    """The visible keys of a block's queries; with a leading Q, those of all blocks."""
+    """The visible keys of a block's queries; with a leading Q, of all blocks."""
 
     end: Array  # one past the newest key that the block sees
     oldest_BX: Array
-    start_HBX: Array | None  # of dropout's counter
+    start_HBX: Array | None  # start of dropout's counter
 
 
 class Keys(NamedTuple):
-    """Keys, values and distances for all blocks, padded in front, or of a tile."""
+    """Keys, values and distances: of all blocks, padded in front, or of one tile."""
 
     k_HBKA: Array
     v_HBKA: Array
@@ -140,7 +140,7 @@ def read_tile(
 
 
 def add_tile(keys: Keys, tile: Tile, part: Keys) -> Keys:
-    """Adds `part` to the slice of `keys` that the tile was read from."""
+    """Adds `part` to the slice of `keys` from which the tile was read."""
 
     def add(x: Any, part: Any, start: Array | int, axis: int) -> Any:
         if x is None:
@@ -347,7 +347,7 @@ def tile_gradients(
     dweight_HBXY = drop(plan, tile, product("HBXA,HBYA->HBXY", do_HBXA, v_HBYA))
     dscore_HBXY = weight_HBXY * (dweight_HBXY - mean_HBX[..., None])
     dscore_HBXY *= do_HBXA.shape[-1] ** -0.5
-    # In the operands' dtype: float32 products are slow where bfloat16 is fast.
+    # The products have the operands' dtype: float32 would be slower than bfloat16.
     short_HBXY = dscore_HBXY.astype(dtype)
     dcontent_HBXA = product("HBXY,HBYA->HBXA", short_HBXY, k_HBYA)
     dk_HBYA = product("HBXY,HBXA->HBYA", short_HBXY, queries.content_HBXA)

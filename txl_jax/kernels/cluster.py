@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from txl_jax.kernels.sharded import device_memory, target_device
 
-T = TypeVar("T")  # what a loop carries
+T = TypeVar("T")  # the carry of a loop
 
 
 class Block(NamedTuple):
@@ -58,12 +58,12 @@ ACCELERATOR = Limits(Block(1 << 22, 1 << 12, 128), Block(1 << 20, 1 << 12, 128))
 GPU_SCORES, GPU_PART, GPU_ROWS = 1 << 28, 32, 1 << 18
 # Fixed blocks hold this many times the tokens that Zipf's law expects in a cluster,
 # about twice the actual number: in WikiText-2, the words after the 10,000 most frequent
-# ones are 7.1 % of the tokens, by the law 11.5 %.
+# ones are 7.1 % of the tokens; the law says 11.5 %.
 SPARE = 1.25
 
 
 def device_limits() -> Limits:
-    """Returns the limits for the device that the running trace is for."""
+    """Returns the limits for the device of the running trace."""
     platform = target_device().platform
     if platform != "gpu":
         return CPU if platform == "cpu" else ACCELERATOR
@@ -122,8 +122,8 @@ class Cluster(NamedTuple):
     rows: tuple[Rows, ...]
     X: int
     block: Block
-    all_tokens: bool  # otherwise a part of them, known only at run time
-    fixed: int  # the number of blocks that are computed even if they have no tokens
+    all_tokens: bool  # otherwise a part of the tokens, known only at run time
+    fixed: int  # the number of blocks that are computed even without tokens
 
 
 def make_cluster(rows: tuple[Rows, ...], T: int, expected: float = 1.0) -> Cluster:
@@ -164,8 +164,8 @@ def visit_tokens(
 class RowBlock(NamedTuple):
     """Rows of a table from `start` on.
 
-    The last block is moved back to end at the last row: new_Y is false for rows that it
-    repeats. target_Y has the targets of new rows, and -1 for the others.
+    The last block is moved back so that it ends at the last row: new_Y is false for its
+    repeated rows. target_Y has the targets of new rows, and -1 for repeated rows.
     """
 
     start: Array

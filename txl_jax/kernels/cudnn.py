@@ -1,8 +1,8 @@
 """Attention by cuDNN's flash kernel, with the position scores as its bias.
 
-One product computes these by distance, in the operands' dtype; one pass re-indexes them
-by key and masks them. All arrays have heads before streams, and cuDNN gets S streams of
-one head, so that no array of scores is transposed.
+One product computes the position scores by distance, in the operands' dtype; one pass
+re-indexes them by key and masks them. All arrays have heads before streams, and cuDNN
+gets S streams of one head, so that no array of scores is transposed.
 
 Dims: R distances, Y nearest keys, T = B L queries, S = H B.
 """
@@ -22,7 +22,7 @@ from txl_jax.kernels.xla import heads_first, pad_front, realign, visible_BLK, wi
 
 
 def obstacle(device: object, A: int, dtype: DTypeLike, dropout: bool) -> str:
-    """Returns why the kernel does not apply to heads of A features, or ""."""
+    """Returns the reason why heads of A features cannot use the kernel, or ""."""
     capability = getattr(device, "compute_capability", "")
     if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) < 8:
         return "needs an NVIDIA GPU of compute capability 8.0 or more"
@@ -37,9 +37,9 @@ def obstacle(device: object, A: int, dtype: DTypeLike, dropout: bool) -> str:
 def rel_attention(
     operands: Operands, implementation: Literal["cudnn", "xla"] = "cudnn"
 ) -> Array:
-    """Returns o_BLHA as `xla.rel_attention` does, but rounds the position scores.
+    """Returns o_BLHA like `xla.rel_attention`, with rounded position scores.
 
-    Raises UserError where it does not apply. implementation: "xla" is for tests.
+    Raises UserError for unsupported operands. implementation: "xla" is for tests.
     """
     q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout = operands
     (B, L, H, A), K, device = q_BLHA.shape, k_BKHA.shape[1], jax.local_devices()[0]
@@ -76,7 +76,7 @@ def rel_attention(
 def position_scores(q_BLHA: Array, position: PositionTerms, K: int) -> Array:
     """Returns (q . r + bias) / sqrt(A) by distance, score_HBLR in the queries' dtype.
 
-    If R < K, the scores are relative to the farthest distance's: see
+    If R < K, the scores are relative to the score of the farthest distance: see
     `xla.position_scores`. Without position terms there is one distance, of score 0.
     """
     (B, L, H, A), dtype, scale = q_BLHA.shape, q_BLHA.dtype, q_BLHA.shape[-1] ** -0.5
@@ -85,7 +85,7 @@ def position_scores(q_BLHA: Array, position: PositionTerms, K: int) -> Array:
     if r_RHA is not None:
         r_RHA = r_RHA - r_RHA[:1] if len(r_RHA) < K else r_RHA
         q_BLHA = with_bias(q_BLHA.astype(jnp.float32), w_HA) * scale
-        # If r's gradient summed over B and L, the compiler would transpose all scores.
+        # If the gradient of r summed over B and L, the compiler would transpose scores.
         q_HTA = heads_first(q_BLHA.astype(dtype)).reshape(H, B * L, A)
         score_HTR = jnp.einsum("HTA,RHA->HTR", q_HTA, r_RHA)
         score_HBLR = score_HTR.reshape(H, B, L, -1)
@@ -101,7 +101,7 @@ def shift_and_mask(score_HBLR: Array, oldest_BL: Array, R: int, K: int) -> Array
     """Returns bias_HBLK: scores by key, 0 beyond R, very negative if hidden."""
     Y = min(K, R + score_HBLR.shape[2] - 1)
     score_HBLK = pad_front(realign(pad_front(score_HBLR, Y - R + 1)), K - Y)
-    # JAX's own for cuDNN, which subtracts such numbers from each other.
+    # JAX uses these numbers for cuDNN, which subtracts such scores from each other.
     far = -(2.0**15) if score_HBLK.dtype == jnp.float16 else -(2.0**41)
     return jnp.where(visible_BLK(oldest_BL, K), score_HBLK, far)
 
@@ -111,7 +111,7 @@ def backward(R: int, K: int, oldest_BL: Array, grad_HBLK: Array) -> tuple[Array,
     H, B, L, _ = grad_HBLK.shape
     Y = min(K, R + L - 1)
     grad_HBLK = jnp.where(visible_BLK(oldest_BL, K), grad_HBLK, 0)
-    # The reverse of `realign`: as many numbers in front as it drops.
+    # The reverse of `realign`: adds the numbers in front that it drops.
     grad_HBYL = grad_HBLK[..., K - Y :].reshape(H, B, Y, L)
     grad_HBLZ = pad_front(grad_HBYL, 1, axis=2).reshape(H, B, L, Y + 1)
     return grad_HBLZ[..., Y + 1 - R :], None

@@ -19,13 +19,12 @@ KERNELS: dict[str, Kernel] = {
 }
 
 # Devices whose fastest kernel is not `xla`, by the TPU compiler's estimates
-# (experiments/benchmarks/tpu_estimate.md). On the CPU, `xla` was measured to be faster
-# than `chunked`, which takes less memory (experiments/benchmarks/results.jsonl).
+# (experiments/benchmarks/tpu_estimate.md). Measured on CPUs, `xla` is faster than
+# `chunked`, which takes less memory (experiments/benchmarks/results.jsonl).
 FASTEST = dict.fromkeys(VMEM, "tpu")
-# Scores of one layer, 1 GiB in float32, from which `auto` selects `chunked` on a GPU
-# where `cudnn` does not apply. The published configs with so many scores and no remat
-# policy need more memory with `xla`, by the GPU compiler's figures, than a GPU of 80 GB
-# has.
+# On a GPU without `cudnn`, `auto` selects `chunked` from this number of scores of a
+# layer on (1 GiB in float32). By the GPU compiler's figures, the published configs with
+# so many scores and no remat policy do not fit into 80 GB with `xla`.
 MANY_SCORES = 2**28
 
 
@@ -39,7 +38,7 @@ def choose_kernel(name: str, operands: Operands) -> Kernel:
 def fastest(operands: Operands, mesh: AbstractMesh) -> str:
     """Returns the name of the kernel that `auto` selects; operands may be abstract.
 
-    This is `xla`, which the compiler can split, if streams or heads do not divide over
+    It is `xla`, which the compiler can split, if streams or heads do not divide over
     the mesh. Otherwise it is `cudnn` where that applies; on a TPU `tpu`, or `chunked`
     for more keys than `tpu` can hold; elsewhere `xla`, or `chunked` from MANY_SCORES
     per device on, except on a CPU.

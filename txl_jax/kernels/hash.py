@@ -12,7 +12,7 @@ class AttentionDropout:
     """Dropout of attention probabilities.
 
     Each keep bit is a hash of the seed and the global stream, head, query and key, so
-    it depends neither on a kernel's block sizes nor on the mesh.
+    it depends on neither a kernel's block sizes nor the mesh.
     """
 
     rate: float = flax.struct.field(pytree_node=False)
@@ -30,12 +30,12 @@ def murmur3(x: Array) -> Array:
 
 
 def keep_counter(rate: float, counter: Array) -> Array:
-    """Returns which values of a counter survive dropout, bool."""
+    """Returns whether each value of a counter survives dropout, bool."""
     return murmur3(counter) >= jnp.uint32(min(int(rate * 2**32), 2**32 - 1))
 
 
 def keep_index(rate: float, start: Array, index: Array) -> Array:
-    """Returns which indices survive dropout, bool; the counter starts at `start`.
+    """Returns whether each index survives dropout, bool; the counter begins at `start`.
 
     All integers are uint32.
     """
@@ -54,7 +54,7 @@ def start_BHL(dropout: AttentionDropout, B: int, H: int, L: int) -> Array:
 
 
 def keep_BHLK(dropout: AttentionDropout, shape: tuple[int, int, int, int]) -> Array:
-    """Returns which attention probabilities survive dropout, bool.
+    """Returns whether each attention probability survives dropout, bool.
 
     The counter of a row (stream, head, query) starts at
     h(h(h(seed ^ stream) ^ head) ^ query), where h is `murmur3`. Key j survives if

@@ -1,4 +1,4 @@
-"""What an attention kernel reads: queries, keys, values, positions and intervals.
+"""The operands of attention kernels: queries, keys, values, positions and intervals.
 
 Dims: L queries, K = M + L keys, R distances.
 """
@@ -39,4 +39,4 @@ class Operands(NamedTuple):
     dropout: AttentionDropout | None = None
 
 
-Kernel = Callable[[Operands], Array]  # returns o_BLHA, as `xla.rel_attention` does
+Kernel = Callable[[Operands], Array]  # returns o_BLHA, like `xla.rel_attention`

@@ -38,10 +38,10 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
     Under jit the mesh is part of an array's type, so no argument passes it. Inside a
     shard_map there is nothing left to split. Dropout has the mask of a single device.
 
-    If streams do not divide over the mesh, as the single one of a generation, each
-    device computes all of them. Raises UserError if heads do not divide. If the split
-    is not `required`, the compiler splits the kernel then, which is slow on a TPU,
-    where it moves scores between devices to shift them.
+    If streams do not divide over the mesh, such as a generation's single stream, each
+    device computes all of them. If heads do not divide, UserError is raised or, unless
+    the split is `required`, the compiler splits the kernel. That is slow on a TPU,
+    where scores move between devices for their shift.
     """
 
     @functools.wraps(kernel)
@@ -83,9 +83,9 @@ def over_heads(
 ) -> Array:
     """Returns function(operands), o_BLHA, computed on each shard of streams and heads.
 
-    axes: those that split the streams. The names of the operands give their dimensions.
+    axes: the axes that split the streams. The operands' names give their dimensions.
     """
-    # A Pallas call does not state over which axes its result varies.
+    # A Pallas call does not state the axes over which its result varies.
     return jax.shard_map(
         function,
         mesh=mesh,
@@ -178,10 +178,10 @@ def stream_axes(mesh: AbstractMesh, B: int) -> tuple[str, ...]:
 
 
 def target_device(mesh: AbstractMesh | None = None) -> jax.Device | AbstractDevice:
-    """Returns a device like those that the running trace is for.
+    """Returns a device of the kind for which the running trace compiles.
 
-    This is a device here, unless the mesh (by default that of `jax.set_mesh`) has other
-    ones, for which programs can be compiled without having them.
+    It is a local device, unless the mesh (by default, the mesh of `jax.set_mesh`) has
+    others, for which programs can be compiled without having them.
     """
     abstract = (mesh or jax.sharding.get_abstract_mesh()).abstract_device
     device = jax.local_devices()[0]
@@ -190,7 +190,7 @@ def target_device(mesh: AbstractMesh | None = None) -> jax.Device | AbstractDevi
 
 
 def device_memory() -> int:
-    """Returns the bytes that a target device has for arrays, 0 if unknown."""
+    """Returns the bytes for arrays on a target device, 0 if unknown."""
     device = target_device()
     stats = device.memory_stats() if isinstance(device, jax.Device) else None
     return (stats or {}).get("bytes_limit", 0)

@@ -34,8 +34,8 @@ from txl_jax.kernels.cluster import (
 from txl_jax.kernels.sharded import AXES, REPLICATED, over_streams, stream_mesh
 from txl_jax.kernels.xla import MASKED, product
 
-Grads = tuple[Array, Array, Array]  # of hidden states, and of a block of a table
-# Tokens and tables, and each cluster's log-sum-exp of tokens.
+Grads = tuple[Array, Array, Array]  # for hidden states, and for a block of a table
+# Tokens and tables, and each cluster's log-sum-exp of its tokens.
 Saved = tuple[tuple[Tokens, ...], tuple[Table, ...], list[Array]]
 
 
@@ -52,7 +52,7 @@ def score(
 ) -> tuple[Array, Array, Array]:
     """Returns h_XE, the scores in float32 and a mask of the targets' scores.
 
-    Scores are masked for rows that are not new.
+    The scores of repeated rows are masked.
     """
     h_XE = part(tokens.h_TE, first, X)
     score_XY = product("XE,YE->XY", h_XE, block.weight_YE) + block.bias_Y
@@ -91,7 +91,7 @@ def add_gradients(
 ) -> tuple[Array, Table]:
     """Adds the gradients through a block of rows: (softmax - target) times grad_T.
 
-    grads: those of a cluster's hidden states and of a table, in float32.
+    grads: gradients of a cluster's hidden states and of a table, in float32.
     """
     X = cluster.X
 
@@ -182,7 +182,7 @@ def backward(
     tokens, tables, lses = saved
     real, T, dtype = len(grad_T), len(tokens[0].target_T), tokens[0].h_TE.dtype
     if axis is not None:
-        # shard_map divides the gradient of a replicated result by the devices.
+        # shard_map divides a replicated result's gradient by the device count.
         grad_T = jax.lax.psum(grad_T, axis)
     grad_T = jnp.pad(grad_T, (0, T - real))
     grad_tables = [Table(*(jnp.zeros(x.shape) for x in table)) for table in tables]

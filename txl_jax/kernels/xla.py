@@ -97,8 +97,8 @@ def rel_shift(x_HBLR: Array) -> Array:
 def realign(x_HBLZ: Array) -> Array:
     """Returns rows of Z - 1 columns: element (i, j) is (i, j + L - i) of x.
 
-    The elements keep their order in memory, and only the length of a row changes. What
-    lies past the end of row i of x is the start of row i + 1, which must be masked.
+    The elements keep their order in memory, and only the length of a row changes. Past
+    the end of row i of x lies the start of row i + 1, which must be masked.
     """
     H, B, L, Z = x_HBLZ.shape
     return x_HBLZ.reshape(H, B, Z, L)[:, :, 1:].reshape(H, B, L, Z - 1)

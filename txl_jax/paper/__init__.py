@@ -1,1 +1,1 @@
-"""The paper's measurements: programs over the framework, for the command line alone."""
+"""The paper's measurements: programs over the framework, used by the command line."""

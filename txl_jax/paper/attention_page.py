@@ -1,8 +1,7 @@
 """The mode `attention`: maps of attention by distance, for every head (Appendix D).
 
 The reference kernel computes the probabilities again from the model's queries, keys and
-distances: for the whole score, and for each of its four terms (section 3.3) as if it
-were the whole score.
+distances, for the whole score and for each of its four terms (section 3.3) alone.
 
     a  q_i . k_j      content           c  u . k_j      bias towards some contents
     b  q_i . r_(i-j)  content and       d  w . r_(i-j)  bias towards some distances
@@ -57,11 +56,11 @@ from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.staging import writing
 
 WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score
-SEGMENTS = 4  # to map, of eval.tgt_len targets each, without eval.max_tokens
-SHOWN = 12  # targets, evenly spaced, whose attention the page shows one by one
+SEGMENTS = 4  # segments of eval.tgt_len targets to map, without eval.max_tokens
+SHOWN = 12  # evenly spaced targets whose attention the page shows one by one
 TOP = 0.2  # share of the visible tokens that are marked, as in Appendix D
 TEMPLATE = Path(__file__).with_name("attention.html")
-# The terms as lettered in section 3.3.
+# The terms, with section 3.3's letters.
 TITLES = {
     WHOLE: "all terms: the model's attention",
     "a": "(a) content",
@@ -90,8 +89,8 @@ def run(loaded: Loaded, workdir: Path) -> Json:
 class Tally(NamedTuple):
     """The attention to one segment of one stream in a layer."""
 
-    mean_HR: dict[str, Array]  # by term, over targets
-    entropy_H: Array  # in nats, over targets
+    mean_HR: dict[str, Array]  # mean over targets, by term
+    entropy_H: Array  # in nats, mean over targets
     memory_HL: Array  # share of attention on the memory, by place in the segment
     whole_HLR: Array
 
@@ -103,7 +102,7 @@ def read_attended(
     layers: list[Operands] = []
 
     def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        if context.method_name == "attend":  # of Attention
+        if context.method_name == "attend":  # Attention.attend
             layers.extend(args)
         return call(*args, **kwargs)
 
@@ -187,7 +186,7 @@ def make_maps(loaded: Loaded, tokens: np.ndarray) -> Maps:
     model = map_model(loaded.config.model, span, options.clamp_len)
     segments = max(options.max_tokens // L, 1) if options.max_tokens else SEGMENTS
     T = segments * L
-    first = -(-span // L) * L  # the tokens before only fill the memory
+    first = -(-span // L) * L  # earlier tokens only fill the memory
     if first + T + 1 > len(tokens):
         raise UserError(
             f"{segments} segments of {L} targets from token {first} of the "
@@ -291,7 +290,7 @@ def _plot_memory(maps: Maps) -> Figure:
     return finish(figure)
 
 
-# Pictures: what draws each, and its caption.
+# Each picture's drawing function and caption.
 PLOTS: dict[str, tuple[Callable[[Maps], Figure], str]] = {
     "heads": (
         lambda maps: _plot_rows(maps, [WHOLE]),
@@ -299,7 +298,7 @@ PLOTS: dict[str, tuple[Callable[[Maps], Figure], str]] = {
     ),
     "terms": (
         lambda maps: _plot_rows(maps, maps.mean_NHR),
-        "The same for each term, as if it were the whole score.",
+        "The same for each term alone.",
     ),
     "memory": (_plot_memory, "Attention on the memory, by layer and by place."),
 }
@@ -316,7 +315,7 @@ def encode(p_R: np.ndarray) -> np.ndarray:
 def make_page(
     maps: Maps, words: list[str], pictures: dict[str, Path], title: str
 ) -> str:
-    """Returns the page as HTML; words: from the oldest visible one, and one after."""
+    """Returns the page as HTML; words: from the oldest visible one to the next word."""
     N, H, I, R = maps.shown_NHIR.shape  # noqa: E741
     L = maps.memory_NHL.shape[-1]
     codes = np.apply_along_axis(encode, -1, maps.shown_NHIR)
@@ -355,7 +354,7 @@ def write_page(
     folder: Path,
     title: str,
 ) -> dict[str, str]:
-    """Writes page, pictures and arrays; returns their names. tokens: of the split."""
+    """Writes page, pictures and arrays; returns their names. tokens: the split's."""
     pictures = {name: folder / f"attention_{name}.png" for name in PLOTS}
     for name, (draw, _) in PLOTS.items():
         draw(maps).savefig(pictures[name], dpi=100)

@@ -10,8 +10,8 @@ from txl_jax import metrics
 from txl_jax.paper.options import ROWS, TABLES
 from txl_jax.report.plots import empty, save
 
-# A length counts as the best if its perplexity is within the last digit of the paper's
-# tables, 0.01 of 26.77.
+# A length counts as the best if its perplexity is within 0.01 of 26.77, the last digit
+# of the paper's tables.
 REACHES = 1 + 0.01 / 26.77
 
 
@@ -36,9 +36,9 @@ def measure(values: list[float]) -> Measured:
 class RowResult(NamedTuple):
     """Perplexities of one row over its seeds, at training's and the best length.
 
-    The best attention length is the shortest whose mean perplexity is the best, see
-    REACHES. `gain` is the decrease in perplexity within a run from training's length to
-    the best one, or 0 if the best one is not longer.
+    The best attention length is the shortest whose mean perplexity is the best (see
+    REACHES). `gain` is the decrease in perplexity within a run from training's length
+    to the best length, or 0 if the best length is not longer.
     """
 
     ppl_init: Measured
@@ -82,7 +82,7 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether the cost exceeds the spread, and has the sign of the paper's."""
+        """Tells whether the cost exceeds the spread, and has the paper's sign."""
         if self.seeds < 2:
             return "one seed, so no spread"
         if abs(self.cost) <= self.spread:
@@ -122,7 +122,7 @@ def compare(table: str, results: dict[str, RowResult]) -> list[Comparison]:
 def compare_rows(
     name: str, above: str, by_seed: list[float], above_by_seed: list[float]
 ) -> Comparison:
-    """Compares the best perplexities of a row with those of another, seed by seed."""
+    """Compares the best perplexities of two rows, seed by seed."""
     pairs = zip(by_seed, above_by_seed, strict=True)
     cost = measure([here - there for here, there in pairs])
     paper = round(ROWS[name].best - ROWS[above].best, 2)

@@ -69,7 +69,7 @@ HEAD = (
     "kind | parameters | state, KiB | tokens/s | step, MiB | nats | accuracy or "
     "identifiers | verdict"
 )
-LEAST = 0.001  # nats; a smaller difference is none, however small its spread
+LEAST = 0.001  # nats; a smaller difference is none, whatever its spread
 
 
 def run(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> Json:
@@ -87,7 +87,7 @@ def run(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> J
 
 
 def row_config(task: str, kind: str, overrides: Values, number: int) -> Config:
-    """Returns the config of a task's run with a kind of memory; writes its text."""
+    """Returns the config of a task's run with a kind of memory; writes the text."""
     recipe = TASKS[task]
     values = {"eval.baselines": False, **COMMON, **recipe.values, **KINDS[kind]}
     if recipe.text:
@@ -176,7 +176,7 @@ def read_nll(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Ar
 def score_tokens(
     loaded: Loaded, options: EvalConfig, text_T: np.ndarray, answers: bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns each token's nll but the first's, and with `answers` if it is right."""
+    """Returns nll_T of all tokens but the first, and with `answers` which are right."""
     model, B, L = loaded.model.config, options.streams, options.tgt_len
     if options.cache_len:
         read = continuous_cache.make_reader(model, options, loaded.mesh, summed=False)
@@ -199,14 +199,14 @@ def score_tokens(
 
 
 def find_scored(text_T: np.ndarray, answers: bool) -> np.ndarray:
-    """Returns for each token but the first whether it counts."""
+    """Returns whether each token but the first counts."""
     return text_T[1:] >= (FIRST_ANSWER if answers else 0)
 
 
 def tune(
     loaded: Loaded, options: EvalConfig, text_T: np.ndarray, answers: bool
 ) -> EvalConfig:
-    """Returns the options of the cache that are best on a text, or on its answers."""
+    """Returns the best options of the cache on a text, or on its answers."""
     scored_T = find_scored(text_T, answers)
 
     def loss(tried: EvalConfig) -> float:
@@ -224,7 +224,7 @@ def tune(
 def identifier_loss(nll_T: np.ndarray, text_T: np.ndarray) -> Json:
     """Returns the loss, in nats, of second occurrences of identifiers in a file.
 
-    They are more than the memory's tokens after the first.
+    Only occurrences farther from the first than the memory's length count.
     """
     losses, text, start = [], text_T.astype(np.uint8).tobytes(), 0
     nll_T = np.concatenate([[0.0], nll_T])  # the first byte is not scored
@@ -238,7 +238,7 @@ def identifier_loss(nll_T: np.ndarray, text_T: np.ndarray) -> Json:
 
 
 def repeated(text: bytes, distance: int) -> list[tuple[int, int]]:
-    """Returns where identifiers occur a second time, over `distance` bytes later."""
+    """Returns second occurrences over `distance` bytes after the first, as ranges."""
     first: dict[bytes, int] = {}
     found, seen = [], {x.encode() for x in keyword.kwlist}
     for match in re.finditer(rb"\b[A-Za-z_]\w{3,}", text):
@@ -256,7 +256,7 @@ def costs(loaded: Loaded, row: Config, folder: Path) -> Json:
     """Returns parameters, bytes of state, speed and memory of the training."""
     described = claim.read_run(folder)
     model, train = loaded.config.model, row.train
-    # An update of G segments: the device's bytes, as the compiler plans them.
+    # The compiler's figures for the device's bytes in an update of G segments.
     program = make_program(model, train, row.optim, loaded.mesh)
     state = abstract(jax.eval_shape(program.init), program.shardings)
     S, B, L = train.segments_per_call, train.batch_size, train.tgt_len
@@ -273,7 +273,7 @@ def costs(loaded: Loaded, row: Config, folder: Path) -> Json:
 
 
 def state_bytes(model: ModelConfig, options: EvalConfig) -> int:
-    """Returns the bytes that a stream keeps between segments, cache included."""
+    """Returns a stream's bytes between segments, including the cache."""
     memory = jax.eval_shape(lambda: empty_memory(model, 1))
     arrays = [(x.shape, x.dtype) for x in jax.tree.leaves(memory)]
     held = sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)

@@ -18,7 +18,7 @@ from txl_jax.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table in the paper; numbers that are not given are 0."""
+    """A row of a table in the paper; missing numbers are 0."""
 
     recurrence: bool
     encoding: str
@@ -26,14 +26,14 @@ class Row:
     init: float  # perplexity at the attention length of training
     best: float  # perplexity at the best attention length
     attention_len: int  # tokens; the shortest length that reaches `best`
-    parent: str = ""  # the row that it is compared with
+    parent: str = ""  # the row for comparison
 
 
 OURS, SHAW = "ours", "Shaw"
 VASWANI, AL_RFOU = "Vaswani (absolute)", "Al-Rfou (absolute)"
 _FIRST = Row(True, OURS, "full", 27.02, 26.77, 500)
 _HALF_LOSS = Row(True, OURS, "half", 28.69, 28.33, 460, "wt103_128m")
-_PLAIN = "wt103_no_recurrence"  # the names of the rows without recurrence
+_PLAIN = "wt103_no_recurrence"  # names of rows without recurrence
 _PLAIN_HALF, _PLAIN_SHAW = f"{_PLAIN}_half_loss", f"{_PLAIN}_shaw"
 
 TABLES: dict[str, dict[str, Row]] = {
@@ -70,19 +70,19 @@ ROWS = {name: row for rows in TABLES.values() for name, row in rows.items()}
 
 
 MEMORIES = "memories"  # the name of the table
-BASE, FEWER_STREAMS = "paper", "fewer_streams"  # what the other rows are compared with
+BASE, FEWER_STREAMS = "paper", "fewer_streams"  # other rows are compared with these
 TGT_LEN, MEM_LEN, STREAMS = 32, 64, 32
 GROUP = 4  # segments that a gradient crosses
 
 
 class MemoryTask(NamedTuple):
-    """A text to learn, and the packaged experiment that its recipe starts from."""
+    """A text to learn, and the packaged experiment on which its recipe is based."""
 
     recipe: str
     values: Values
-    # A generated text, of which only answers are scored: kind, delay, length, symbols.
+    # A generated text (kind, delay, length, symbols), in which only answers are scored.
     text: tuple[str, int, int, int] | None = None
-    distances: tuple[int, ...] = ()  # at which answers are also scored
+    distances: tuple[int, ...] = ()  # answers at these are also scored
 
 
 def answered(
@@ -158,12 +158,12 @@ KINDS: dict[str, Values] = {
     "fast_weights": {"model.fast_weights": True},
     # As many bytes as with fast weights, if a head has 64 features.
     "longer": dict.fromkeys(MEM_LENS, MEM_LEN + 65),
-    # Its weight and its factor are chosen on the validation split.
+    # The cache's weight and factor are chosen on the validation split.
     "cache": {"eval.cache_len": 2000, "eval.cache_weight": 0.1},
 }
 # The options of the cache to choose from.
 CACHE_THETAS, CACHE_WEIGHTS = (0.03, 0.1, 0.3), (0.05, 0.2, 0.5)
-TUNED_ON = 20_000  # tokens of the validation split
+TUNED_ON = 20_000  # tokens in the validation split
 
 
 def base(kind: str) -> str:
@@ -174,7 +174,7 @@ def base(kind: str) -> str:
 
 @dataclass(frozen=True)
 class TableConfig:
-    """Which of the paper's tables to reproduce, with small models."""
+    """The table of the paper to reproduce with small models."""
 
     table: str = field(
         "6",
@@ -199,7 +199,7 @@ class TableConfig:
 
 @dataclass(frozen=True)
 class ReclConfig:
-    """Which models to compare on eval.split, and at which context lengths.
+    """The models to compare on eval.split, and the context lengths.
 
     The paper's results are multiples of 100 tokens, hence the default contexts.
     """

@@ -49,12 +49,12 @@ from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.folder import VOCAB, find, read_config
 from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
 
-LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # of EvalConfig
+LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # fields of EvalConfig
 POSITIONS = 2000  # evenly spaced tokens to score
 # The paper's numbers (Appendix C).
 THRESHOLD = 0.01  # a smaller relative gain ends a model's context
 RATIOS = (1.0, 0.5, 0.1)  # shares of the positions, the hardest first
-TICKS = [0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]  # of the plotted gains
+TICKS = [0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]  # for the plot of gains
 # (tokens, positions_T, context, progress) -> nll_T in nats.
 ContextNll = Callable[[np.ndarray, np.ndarray, int, ShowProgress], np.ndarray]
 
@@ -65,11 +65,11 @@ class Member(NamedTuple):
     folder: Path
     config: Config
     text: np.ndarray  # the tokens of eval.split
-    sha256: str  # of the text
+    sha256: str  # the text's
 
 
 def run(config: ReclConfig, folder: Path, overrides: Values) -> Json:
-    """Compares the models, all with the overrides; writes losses and results."""
+    """Compares the models, each with the overrides; writes losses and results."""
     started = time.perf_counter()
     members = open_members(config, overrides)
     split, tokens = members[0].config.eval.split, len(members[0].text)
@@ -94,7 +94,7 @@ def run(config: ReclConfig, folder: Path, overrides: Values) -> Json:
     width = max(map(len, config.workdirs))
     say(aligned("RECL", [f"r = {ratio}" for ratio in result["group_ppl"]], width))
     for row in result["members"]:
-        # A plus marks a length at which longer contexts still helped.
+        # A plus marks a length beyond which longer contexts still helped.
         lengths = row["recl_tokens"].items()
         cells = [f"{n}{'' if row['ended'][ratio] else '+'}" for ratio, n in lengths]
         say(aligned(row["workdir"], cells, width))
@@ -124,7 +124,7 @@ def open_members(config: ReclConfig, overrides: Values) -> list[Member]:
 
 
 def full_context(config: Config) -> int:
-    """Returns the longest context that a model was trained with, 0 = any length."""
+    """Returns the longest context in a model's training, 0 = any length."""
     if config.model.position not in ABSOLUTE_POSITIONS:
         return 0
     window = config.train.ext_len + config.train.tgt_len
@@ -134,7 +134,7 @@ def full_context(config: Config) -> int:
 def score(
     config: ReclConfig, member: Member, positions_T: np.ndarray, losses: Path
 ) -> tuple[np.ndarray, Json]:
-    """Returns nll_CT of one model and its row of the result; reuses saved losses."""
+    """Returns a model's nll_CT and its row of the result; reuses saved losses."""
     loaded = load.load(member.folder, member.config)
     warn_of_rotations(member.config, most=config.lengths[-1])
     lengths = {name: getattr(member.config.eval, name) for name in LENGTHS}
@@ -185,8 +185,8 @@ def last_nll(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Ar
 def cut(window_BT: np.ndarray, L: int, count: int) -> Iterator[Segment]:
     """Yields windows [B, C + 1] as segments, to be read `count` at a time.
 
-    A shorter first segment is padded. Several segments in a call cannot continue after
-    padding, so there, windows start as documents after arbitrary tokens.
+    A shorter first segment is padded. Since several segments in a call cannot continue
+    after padding, their windows start as documents after arbitrary tokens.
     """
     before = -(window_BT.shape[1] - 1) % (count * L) if count > 1 else 0
     window_BT = np.pad(window_BT, ((0, 0), (before, 0)))
@@ -211,9 +211,9 @@ def make_context_nll(
     """Returns the function that scores positions after a context of a given length.
 
     The token at each position is predicted from exactly the `context` tokens before it,
-    config.streams positions in parallel. Every window is read from an empty memory: by
-    a model with a memory in segments of tgt_len, of which the first may be shorter, by
-    one without at once. progress counts positions.
+    config.streams positions in parallel. Every window is read from an empty memory. A
+    model with a memory reads it in segments of tgt_len, the first of which may be
+    shorter, a model without one at once. progress counts positions.
     """
     check_streams(mesh, config.streams, "eval.streams")
     model_config, B = evaluation_model(model_config, config), config.streams
@@ -288,7 +288,7 @@ def recl(relative_C: np.ndarray, contexts: list[int]) -> tuple[int, bool]:
 
 
 def compare(nll_ICT: np.ndarray, contexts: list[int], rows: list[Json]) -> Json:
-    """Returns RECL in tokens and the gains; rows: what is known of each model."""
+    """Returns RECL in tokens and the gains; rows: facts about each model."""
     columns = ("recl_tokens", "ended", "relative_gain", "ppl_gain")
     members = [{**row, **{name: {} for name in columns}} for row in rows]
     baselines: dict[str, list[float]] = {}
@@ -299,7 +299,7 @@ def compare(nll_ICT: np.ndarray, contexts: list[int], rows: list[Json]) -> Json:
         baselines[key] = baseline_C.tolist()
         for i, row in enumerate(members):
             length, row["ended"][key] = recl(relative_IC[i], contexts)
-            # The effective context cannot exceed what the model can read.
+            # The effective context cannot exceed the context that the model can read.
             row["recl_tokens"][key] = min(length, row["full_context_tokens"] or length)
             row["relative_gain"][key] = relative_IC[i].tolist()
             row["ppl_gain"][key] = gain_IC[i].tolist()
@@ -309,7 +309,7 @@ def compare(nll_ICT: np.ndarray, contexts: list[int], rows: list[Json]) -> Json:
 
 
 def plot_recl(result: Json, path: Path) -> None:
-    """Draws the paper's Figures 3 (of the smallest ratio) and 4."""
+    """Draws the paper's Figures 3 (for the smallest ratio) and 4."""
     ratio = min(result["group_ppl"], key=float)
     contexts = result["contexts_tokens"]
     figure = empty(10.5, 3.6)

@@ -3,7 +3,7 @@
 The time per token is measured in three ways on the same model, tokens and device:
 
     cached   segments of L tokens, each read with a memory of W tokens
-    sliding  a window of W tokens for each token, as Al-Rfou et al. (2018) evaluate
+    sliding  a window of W tokens for each token, as in Al-Rfou et al. (2018)
              (section 4.5): all positions of all layers, all W x W scores with later
              keys masked, and the softmax of all positions, although only the last
              result is used
@@ -53,7 +53,7 @@ from txl_jax.workdir.folder import CONFIG
 from txl_jax.workdir.load import load
 from txl_jax.workdir.staging import write_files
 
-ROUNDS = 3  # the median of which is reported
+ROUNDS = 3  # their median is reported
 SEGMENTS = 4  # cached segments timed per round; each kind of window is timed once
 Program = Callable[[], Array]
 # Table 9: the slowdown of Al-Rfou et al.'s evaluation by attention length.
@@ -128,7 +128,7 @@ def plot_speed(result: Json, path: Path) -> None:
 
 
 def attention_lens(sweep: str) -> tuple[int, ...]:
-    """Returns the attention lengths of eval.sweep; "" gives those of Table 9."""
+    """Returns the attention lengths of eval.sweep; "" means Table 9's."""
     if not sweep:
         return tuple(PAPER)
     field, lengths = parse_sweep(sweep)
@@ -211,8 +211,8 @@ def last_nll(
 ) -> Array:
     """Returns the nll of the token after each window, nll_B; `params` are unstacked.
 
-    The last token reads the others from a memory, at first that of `window_memory`, so
-    the compiler removes the others' queries in the last layer.
+    The last token reads the others from a memory, initially `window_memory`, so the
+    compiler removes the others' queries in the last layer.
     """
     model, before = TransformerXL(config), tokens_BW.shape[1] - 1
     read: Any = model.apply({"params": params}, tokens_BW[:, :-1], memory)
@@ -230,7 +230,7 @@ def last_nll(
 def window_memory(
     config: ModelConfig, params: Params, B: int, W: int
 ) -> KeyValueMemory:
-    """Returns an empty memory, for a window's first W - 1 tokens and one before."""
+    """Returns an empty memory for a window's first W - 1 tokens and one earlier."""
     return KeyValueMemory.empty(config, params, B, W - 1, mem_len=1)
 
 

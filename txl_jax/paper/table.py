@@ -32,8 +32,8 @@ from txl_jax.workdir.staging import write_files
 
 RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
 
-# Attention lengths, as multiples of that of training: the paper's are 120 and 260
-# tokens for 128, and 500 for 256.
+# Attention lengths, as multiples of training's: the paper's are 120 and 260 tokens for
+# 128, and 500 for 256.
 MULTIPLES = (0.5, 0.75, 1, 1.5, 2, 2.5)
 
 # The miniature has an eighth of the published lengths and two sevenths of the layers.
@@ -62,7 +62,7 @@ class TrainedRun(Protocol):
     """A run that has reached its last update, and still locks its workdir."""
 
     tokens: Tokens  # the corpus
-    result: Json  # of its training
+    result: Json  # the training's result
 
 
 # Trains a row in a workdir.
@@ -70,7 +70,7 @@ Train = Callable[[Config, Path], AbstractContextManager[TrainedRun]]
 
 
 def run(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> Json:
-    """Makes the table, all rows with the overrides; writes tableN.md, .json, .png."""
+    """Makes the table, with overrides for all rows; writes tableN.md, .json, .png."""
     plan = {
         name: [row_config(name, overrides, seed) for seed in range(table.seeds)]
         for name in TABLES[table.table]
@@ -89,7 +89,7 @@ def run(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> J
 
 
 def run_once(row: Config, workdir: Path, train: Train) -> dict[int, float]:
-    """Returns one run's nll by attention length, from its workdir if it is finished."""
+    """Returns a run's nll by attention length, from its workdir if it is finished."""
     path = workdir / RESULT
     result = keep(
         row, path, train, lambda run: run.result | score(row, workdir, run.tokens)
@@ -103,7 +103,7 @@ def keep(
 ) -> Json:
     """Returns the result in a file of the run's workdir for the same config.
 
-    If there is none, trains, and writes what `measure` returns.
+    If there is none, trains, and writes the result of `measure`.
     """
     asked = identity(row)
     with refusing_damage(path):
@@ -121,7 +121,7 @@ def keep(
 
 
 def identity(row: Config) -> Json:
-    """Returns all fields that a run's result depends on, in JSON types."""
+    """Returns all fields on which a run's result depends, in JSON types."""
     fields = dataclasses.asdict(row)
     for section in ("checkpoint", "run", "table"):
         del fields[section]
@@ -239,7 +239,7 @@ def row_config(name: str, overrides: Values, number: int = 0) -> Config:
 
 
 def finish(config: Config, overrides: Values, number: int, most_warmup: int) -> Config:
-    """Returns the config of a run, which is validated at its end."""
+    """Returns the config of a run, with a validation at its end."""
     steps = overrides.get("train.num_steps", config.train.num_steps)
     values = {
         "train.seed": config.train.seed + number,
@@ -274,7 +274,7 @@ def lengths(row: Config) -> list[int]:
 
 
 def scored_part(row: Config) -> int:
-    """Returns the tokens that a window scores, half of a segment."""
+    """Returns the number of tokens that a window scores, half of a segment."""
     return max(row.train.tgt_len // 2, 1)
 
 

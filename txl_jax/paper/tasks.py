@@ -1,9 +1,9 @@
 """Texts of tasks that need a memory: copying and associative recall (not in the paper).
 
 They show which distances a model learns to use; section 3.2 of the paper derives which
-distances it can see. Capitals are what to remember, digits are noise, ">" is the cue
-and letters in lower case are answers, the only tokens to score. Noise of a random
-length precedes each episode, which may therefore start anywhere in a segment.
+distances it can see. Capitals are to be remembered, digits are noise, ">" is the cue
+and lower-case letters are answers, the only tokens to score. Noise of a random length
+precedes each episode, so episodes may start anywhere in a segment.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ NOISE = b"0123456789"
 CUE = b">"
 PATTERN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FIRST_ANSWER = ord("a")  # bytes from here on are answers
-SIZES = {"train": 4_000_000, "valid": 100_000, "test": 100_000}  # bytes, about
+SIZES = {"train": 4_000_000, "valid": 100_000, "test": 100_000}  # approximate bytes
 
 
 def draw_letters(bits: bytes, symbols: int) -> bytes:
-    """Returns a letter, one of so many, for each byte."""
+    """Returns one of the first `symbols` letters for each byte."""
     return bytes(PATTERN[x * symbols // 256] for x in bits)
 
 
@@ -47,7 +47,7 @@ class Copying:
     kind: ClassVar[str] = "copying"
 
     delay: int  # bytes of noise between a pattern and its cue
-    length: int  # letters of a pattern
+    length: int  # letters in a pattern
     symbols: int  # letters to choose from, at most 26
 
     @property
@@ -65,7 +65,7 @@ class Copying:
         text = bytearray()
         number = 0
         while len(text) < SIZES[split]:
-            # Unlike methods of random, SHAKE-256 is the same in every version.
+            # Unlike functions of `random`, SHAKE-256 is the same in every version.
             key = f"{self.kind} {self.name.partition('-')[2]}-0 {split} {number}"
             text += self.episode(hashlib.shake_256(key.encode()).digest)
             number += 1
@@ -74,7 +74,7 @@ class Copying:
     def episode(self, draw: Callable[[int], bytes]) -> bytes:
         """Returns noise of 0 to `length` bytes, pattern, delay, cue and answer.
 
-        draw: returns so many random bytes.
+        draw: returns a given number of random bytes.
         """
         bits = draw(1 + self.length + self.length + self.delay)
         gap = bits[0] * (self.length + 1) // 256
@@ -84,9 +84,9 @@ class Copying:
         return before + pattern + delay + CUE + pattern.lower()
 
     def write(self, parent: Path) -> Path:
-        """Returns the folder `name` in another, with a file of each split, made once.
+        """Returns the folder `name` in `parent`, with a file for each split, made once.
 
-        Corpus "text" reads it; with train.score_from = 97 only answers are scored.
+        The corpus "text" reads it; with train.score_from = 97 only answers are scored.
         """
         folder = parent / self.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class Recall(Copying):
 
     @property
     def distance(self) -> int:
-        """As for copying: the first value is asked for last."""
+        """The largest distance of an answer: the first value may be asked for last."""
         return self.delay + 5 * self.length - 2
 
     def episode(self, draw: Callable[[int], bytes]) -> bytes:

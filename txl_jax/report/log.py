@@ -1,4 +1,4 @@
-"""Lines and progress on stderr, and the JSON of a run: metrics.jsonl and results."""
+"""Lines and progress on stderr, and JSON files of a run: metrics.jsonl and results."""
 
 import contextlib
 import io
@@ -22,10 +22,10 @@ from txl_jax.report.timing import Timing
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import DAMAGE, Json, place, write_atomically
 
-# Called with (step, numbers by tag) of each new line of metrics.jsonl.
+# A function of (step, numbers by tag), called for each new line of metrics.jsonl.
 SendLine = Callable[[int, dict[str, float]], object]
 
-# Tags of the metrics whose names in metrics.jsonl are shorter, or of another group.
+# Tags of metrics whose names in metrics.jsonl are shorter, or belong to another group.
 TAGS = {"lr": "train/learning_rate", "valid_nll": "valid/nll"}
 GROUPS = {"exact": "train", "timing": "perf"}
 
@@ -34,7 +34,7 @@ QUIET_SECONDS = 2.0  # shorter waits are not reported
 
 
 def say(line: str) -> None:
-    """Prints a line on stderr, above a progress bar, in the first process alone.
+    """Prints a line on stderr, above a progress bar, in the first process only.
 
     A terminal gets no control characters. A full disk behind stderr is ignored.
     """
@@ -51,7 +51,7 @@ def aligned(first: str, cells: Sequence[str], width: int = 0) -> str:
 
 
 class Lines(logging.Handler):
-    """Prints the messages of the core, which uses `logging`, as `say` does."""
+    """Prints messages of the core, which uses `logging`, with `say`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints one message."""
@@ -59,7 +59,7 @@ class Lines(logging.Handler):
 
 
 class Lowers(Protocol):
-    """A jitted function, or anything else that lowers to a program."""
+    """A jitted function, or anything else that can be lowered to a program."""
 
     @property
     def lower(self) -> Callable[..., jax.stages.Lowered]:
@@ -67,7 +67,7 @@ class Lowers(Protocol):
 
 
 class Bar(io.StringIO):
-    """Takes a bar's output, and prints each of its states as a line."""
+    """Receives a bar's output, and prints each state of the bar as a line."""
 
     def write(self, text: str) -> int:
         """Prints the text unless it is empty."""
@@ -87,13 +87,13 @@ class Progress(tqdm.tqdm):
     def __init__(
         self, label: str, total: int = 0, done: int = 0, *, in_bytes: bool = False
     ):
-        """Starts at `done`, which is above 0 in a resumed run; total = 0 is unknown."""
+        """Starts at `done`, above 0 in a resumed run; total = 0 means unknown."""
         terminal = sys.stderr.isatty()
         super().__init__(
             desc=label,
             total=total or None,
             initial=done,
-            # Some terminals, mostly of containers, report a width of 0.
+            # Some terminals, mostly in containers, report a width of 0.
             ncols=shutil.get_terminal_size().columns if terminal else 0,
             unit="B" if in_bytes else "it",
             unit_scale=in_bytes,
@@ -142,7 +142,7 @@ def compile_step(
 class MetricsLog:
     """Appends to metrics.jsonl: a line every few updates and one for each validation.
 
-    The last update has a line too. Lines that do not fit on a full disk are kept until
+    The last update has a line too. Lines that a full disk refuses are kept until
     `sync`. Only process 0 writes.
     """
 
@@ -252,7 +252,7 @@ def _is_validation(line: Json) -> bool:
 def read_metrics(path: Path) -> list[Json]:
     """Returns the lines of a metrics.jsonl; numbers that are not finite are None.
 
-    A kill may leave half a line, which is left out. No file has no lines.
+    Half a line, which a kill may leave, is omitted. A missing file has no lines.
     """
     lines: list[Json] = []
     for text in path.read_bytes().splitlines() if path.exists() else ():
@@ -293,7 +293,7 @@ def writing(path: str, field: str) -> Iterator[Path]:
 
 
 def require_other(path: str, read: Iterable[Path], field: str) -> None:
-    """Raises UserError if the file to write is one of the files to read."""
+    """Raises UserError if a file to write is one of the files to read."""
     target = Path(path).expanduser()
     if path and target.exists() and any(map(target.samefile, read)):
         raise UserError(f"{field} = {path!r} is a text to read: choose another")

@@ -39,7 +39,9 @@ def plot_loss(lines: list[Json], path: Path, baselines: dict[str, float]) -> Non
 
     def curve(name: str) -> tuple[np.ndarray, np.ndarray]:
         step = np.array([x["step"] for x in lines])
-        value = np.array([x["exact"].get(name) for x in lines], float)  # None is NaN
+        value = np.array(
+            [x["exact"].get(name) for x in lines], float
+        )  # None = NaN
         return step[np.isfinite(value)], value[np.isfinite(value)]
 
     step, loss_nats = curve("loss")
@@ -61,7 +63,7 @@ def plot_loss(lines: list[Json], path: Path, baselines: dict[str, float]) -> Non
     for n, (name, level) in enumerate(baselines.items(), 2):
         axes.axhline(level, color=f"C{n}", linestyle=":", label=name)
     axes.set(ylabel="bits per token", ylim=(bottom, top))
-    axes.legend(loc="upper right", fontsize=9)  # the best place takes long to find
+    axes.legend(loc="upper right", fontsize=9)  # finding the best place takes long
     save(figure, path)
 
 

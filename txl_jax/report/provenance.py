@@ -31,7 +31,7 @@ def environment() -> Json:
 
 
 def describe_result() -> Json:
-    """Returns the time, and the origin of what this process computes."""
+    """Returns the time, and the origin of this process's results."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"time": now, **environment()}
 
@@ -59,7 +59,7 @@ def differences(before: Json, now: Json) -> list[str]:
 def git_revision(file: Path = Path(__file__)) -> str:
     """Returns the commit of a file's checkout, or "none".
 
-    "+dirty" follows it if Python files have changed; committed results may.
+    "+dirty" is appended if Python files have changed; changed results do not count.
     """
 
     def git(*arguments: str) -> str:
@@ -79,6 +79,6 @@ def git_revision(file: Path = Path(__file__)) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the libraries that a result depends on."""
+    """Returns the versions of Python and of libraries that results depend on."""
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     return {"python": platform.python_version(), **libraries}

@@ -24,12 +24,12 @@ PURPOSES = ("update", "input", "compile", "checkpoint", "evaluation")
 class Timing:
     """Mean times of the updates since the last line of metrics.jsonl, and totals.
 
-    An update's time, between two fetches of metrics, includes the wait for input only.
-    `totals`, in seconds by purpose, continue those of an interrupted run.
+    An update's time, between two fetches of metrics, includes only the wait for input.
+    `totals`, in seconds by purpose, continue an interrupted run's.
     """
 
     def __init__(self, ideal_seconds: float = 0.0) -> None:
-        """ideal_seconds: of an update, at the peak of all devices."""
+        """ideal_seconds: duration of an update at the peak of all devices."""
         self.ideal_seconds = ideal_seconds
         self.totals = dict.fromkeys(PURPOSES, 0.0)
         self.input_seconds = 0.0  # since the last fetch
@@ -42,7 +42,7 @@ class Timing:
         self.seconds = self.waited = 0.0
 
     def inputs(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yields the batches, and measures how long each `next` takes."""
+        """Yields the batches, and measures the duration of each `next`."""
         while True:
             start = time.perf_counter()
             batch = next(batches)
@@ -87,9 +87,9 @@ class Timing:
         return {"time": now, "total_seconds": dict(self.totals)}
 
 
-# Of one jax device, for dense bfloat16 products (float16 on T4): by Google's page of
-# each chip, cloud.google.com/tpu/docs/v4 and so on, and by NVIDIA's data sheets,
-# without sparsity, read in November 2026. On v2 and v3 a device is one of two cores.
+# A jax device's rate of dense bfloat16 products (float16 on T4), from Google's pages of
+# chips (cloud.google.com/tpu/docs/v4 and so on) and NVIDIA's data sheets, without
+# sparsity, read in November 2026. On v2 and v3 a device is one of two cores.
 PEAK_FLOPS = {
     **{"TPU v2": 22.5e12, "TPU v3": 61.5e12, "TPU v4": 275e12},
     **{"TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12, "TPU v5p": 459e12},
@@ -98,14 +98,14 @@ PEAK_FLOPS = {
     **{"GH200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12},
     **{"L4": 121e12, "T4": 65e12},
 }
-# Sizes of the matrices whose product is timed where no peak is known: it must take much
+# Sizes of the matrices whose product is timed if no peak is known: it must take much
 # longer than its dispatch.
 CPU_SIZE, SIZE = 1024, 8192
 REPEATS = 6  # the first one compiles
 
 
 def peak_flops() -> float:
-    """Returns the peak FLOP/s of all devices, measured where it is not known."""
+    """Returns the peak FLOP/s of all devices, measured if it is not known."""
     device = jax.local_devices()[0]
     if peak := known_peak(device.device_kind):
         return peak * jax.device_count()
@@ -140,7 +140,7 @@ class Trace:
     """Traces, in the first process, the updates from `first`, counted from 1, on."""
 
     def __init__(self, first: int, step: int, folder: Path):
-        """step: the updates that the run has made; a later `first` is traced."""
+        """step: number of updates made so far; only a later `first` is traced."""
         self.begins_after = first - 1 if first > step and distributed.is_first() else -1
         self.ends_after = 0  # 0 = not running
         self.folder = folder

@@ -1,8 +1,8 @@
 """Metrics and samples of a run in TensorBoard, and on Weights & Biases.
 
-TensorBoard's `RecordWriter` imports neither TensorFlow nor torch. Its writers in a
-thread are of no use here: a full disk ends the thread, and training would then wait for
-it forever.
+TensorBoard's `RecordWriter` imports neither TensorFlow nor torch. Its writers with a
+thread cannot be used: a full disk ends the thread, and training would then wait for it
+forever.
 """
 
 import contextlib

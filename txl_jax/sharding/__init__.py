@@ -1,1 +1,1 @@
-"""The mesh of devices, and how arrays are split over it."""
+"""The mesh of devices, and the shardings of arrays."""

@@ -16,10 +16,10 @@ AXES = ("data", "fsdp", "model", "segments")
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh over `devices` (default: all of them).
+    """Returns the mesh over `devices` (default: all).
 
     Several slices of TPUs, which only the data-center network connects, split the data
-    axis: its slowest part is between slices, everything else inside one.
+    axis: its slowest part is between slices, everything else inside a slice.
 
     Raises UserError if the sizes do not multiply to the number of devices, or if
     mesh.data is not a multiple of the number of slices.
@@ -41,7 +41,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 
 
 def nearest_mesh(config: MeshConfig, count: int) -> MeshConfig:
-    """Returns a mesh for `count` devices, whose sizes but data divide `config`'s."""
+    """Returns a mesh for `count` devices; all sizes but data divide `config`'s."""
     fsdp = math.gcd(config.fsdp, count)  # gcd(-1, n) = 1
     model = math.gcd(config.model, count // fsdp)
     segments = math.gcd(config.segments, count // (fsdp * model))

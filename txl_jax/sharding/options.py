@@ -8,13 +8,13 @@ from txl_jax.fields import at_least, check, field
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis of the mesh; -1, in at most one field, = the rest."""
+    """Devices along each axis of the mesh; one field may be -1, the remaining ones."""
 
     data: int = field(
-        -1, at_least(-1), help="Copies of the model, with streams of their own."
+        -1, at_least(-1), help="Copies of the model, each with its own streams."
     )
     fsdp: int = field(
-        1, at_least(-1), help="Shards of the parameters, with streams of their own."
+        1, at_least(-1), help="Shards of the parameters, each with its own streams."
     )
     model: int = field(
         1, at_least(-1), help="Shards of heads, feed-forward and vocabulary."

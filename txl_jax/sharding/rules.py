@@ -1,4 +1,4 @@
-"""The table that maps dimensions to axes of the mesh, and the shardings that follow.
+"""The table that maps dimensions to axes of the mesh, and the resulting shardings.
 
 Dims: as in the glossary of `txl_jax`; a letter that RULES does not name is replicated.
 """
@@ -14,12 +14,12 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from txl_jax.errors import UserError
 
-Tree = Any  # a pytree of arrays, or as many shapes, letters or shardings
+Tree = Any  # a pytree of arrays, or of their shapes, letters or shardings
 
-# Streams are split over data and fsdp; parameters over fsdp (the devices of a group
-# together hold one copy) and, within a layer, over model.
+# Streams are split over data and fsdp, parameters over fsdp (a group's devices together
+# hold one copy) and, within a layer, over model.
 STREAMS = ("data", "fsdp")
-# The axes of streams of which devices hold different pieces (`model.memory.halo`).
+# The axes of streams whose pieces are on different devices (`model.memory.halo`).
 PIECES = ("segments", *STREAMS)
 RULES: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("B", STREAMS),
@@ -40,7 +40,7 @@ def sharding(mesh: Mesh, letters: Iterable[str | None]) -> NamedSharding:
 
 
 def mesh_axes(specs: Tree, streams: tuple[str, ...] = STREAMS) -> Tree:
-    """Returns a pytree of PartitionSpecs of letters as axes of the mesh.
+    """Maps a pytree of PartitionSpecs from letters to axes of the mesh.
 
     `streams` are the axes that split B.
     """
@@ -91,7 +91,7 @@ def place_segments(mesh: Mesh, segments: Tree) -> Tree:
 
 
 def check_streams(mesh: Mesh | AbstractMesh, batch_size: int, field: str) -> None:
-    """Raises UserError, naming the config's field, unless the streams divide."""
+    """Raises UserError, naming the config's field, if streams do not divide."""
     parts = shards(mesh, "B")
     if batch_size % parts:
         raise UserError(

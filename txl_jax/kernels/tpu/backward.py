@@ -8,9 +8,9 @@ With p the weights, keep the dropout and do the gradient of the result,
 and du, dw are the two parts of dq, summed. All gradients but dq stay in VMEM, in
 float32, while tiles and streams add to them. A product with a tile of distances belongs
 to two tiles of keys (`scores`), so its gradient is complete one step later, and is then
-flushed. Without r, all that leads to dr is omitted; without w, the second part of dq.
+flushed. Without r, dr and its inputs are omitted; without w, the second part of dq.
 
-Dims: those of `scores`; Q and P all queries and all keys by lane.
+Dims: as in `scores`; Q and P all queries and all keys by lane.
 """
 
 import collections
@@ -71,7 +71,7 @@ def begin(refs: Refs, here: scores.Place) -> None:
 
 
 def write(ref: Ref, strip: Strip, blocks: Blocks, x_YX: Array) -> None:
-    """Writes the keys' rows of a strip, and zeros for those in the future."""
+    """Writes a strip's rows for keys, with zeros for keys in the future."""
     end = blocks.empty + strip.rows
     ref[blocks.empty : end, strip.lanes] = x_YX.astype(ref.dtype)
     if end < blocks.width:
@@ -128,7 +128,7 @@ def step_strip(
 
 
 def flush_last(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
-    """Flushes what the last visited tile carried."""
+    """Flushes the carried gradients of the last visited tile."""
 
     @pl.when(here.d == here.deepest)
     def _() -> None:
@@ -142,7 +142,7 @@ def flush_last(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
 
 
 def finish(refs: Refs, here: scores.Place, blocks: Blocks) -> None:
-    """Writes the sums out."""
+    """Writes the sums to the results."""
     A = refs.q.shape[2]
     tile = here.d == blocks.key_tiles - 1
     scale = 1 / math.sqrt(A)
@@ -213,7 +213,7 @@ def backward(
     P = tiles.k_BHAP.shape[3]
     delta_BH1Q = (o_BHAQ.astype(f32) * do_BHAQ.astype(f32)).sum(2, keepdims=True)
     spec = specs(blocks, tiles)
-    added = 0 if tiles.w_HA1 is None else C  # rows that add to dq
+    added = 0 if tiles.w_HA1 is None else C  # rows of the second part of dq
     sizes = [((A, Z), dtype), ((C, Z), dtype), ((A, Z), f32), ((added, Z), f32)]
     sizes += [((added, W), dtype)] + [((T if C else 0, Z), f32)] * 2
     sizes += [((W, Z), dtype)] * 2 + [((W if C else 0, Z), dtype)]

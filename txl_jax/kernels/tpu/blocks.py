@@ -10,7 +10,7 @@ The walk back from the diagonal ends at d = `deepest`, the tile of the query til
 smallest `oldest`. Tiles 1 to `clear` are inside the interval of every query and need no
 mask. Tiles that are not visited are not copied either: their index repeats the last.
 
-Dims: those of `scores`; I query tiles, Q and P all queries and all keys by lane.
+Dims: as in `scores`; I query tiles, Q and P all queries and all keys by lane.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,15 +25,15 @@ from txl_jax.errors import UserError
 from txl_jax.kernels.xla import pad_front
 
 Ref = Any  # a block of an operand, a result or scratch memory, inside a kernel
-Interpret = bool | pltpu.InterpretParams  # of `pallas_call`
+Interpret = bool | pltpu.InterpretParams  # an argument of `pallas_call`
 
 LANES = 128  # columns of a register
-SUBLANES = 8  # its rows
-ROWS = 16  # with bfloat16, of which two share a place
+SUBLANES = 8  # rows of a register
+ROWS = 16  # rows of a register in bfloat16
 MIB = 2**20
 # A kernel has 16 MiB of VMEM by default, and may request more of the 128 MiB of v5e and
-# v6e or the 64 MiB of a v5p core. An eighth is left to XLA. v4 takes other kernels: it
-# has 16 MiB in all, and no integer product for the hash of dropout.
+# v6e or the 64 MiB of a v5p core. An eighth is left to XLA. A v4 uses other kernels: it
+# has 16 MiB in total, and no integer product for the hash of dropout.
 DEFAULT_VMEM = 16 * MIB
 VMEM = {
     "TPU v5 lite": 112 * MIB,
@@ -56,8 +56,8 @@ class Strip(NamedTuple):
 
     lanes: slice
     columns: int  # the number of queries
-    first: int  # index in the tile of its first lane; negative in padding
-    rows: int  # the keys of the tile that these queries may see
+    first: int  # index of the first lane in the tile; negative in padding
+    rows: int  # number of keys in the tile that these queries may see
 
 
 class Blocks(NamedTuple):
@@ -66,9 +66,9 @@ class Blocks(NamedTuple):
     L: int
     K: int
     tile: int  # T
-    columns: int  # of a strip: narrow ones spill fewer registers
+    columns: int  # a strip's: narrow strips spill fewer registers
     query_tiles: int  # I, also called nq
-    key_tiles: int  # of keys, and of distances; also called nk
+    key_tiles: int  # for keys and for distances; also called nk
     width: int  # W, the lanes of a tile of keys
     query_width: int  # Z, the lanes of a tile of queries
     empty: int  # lanes of padding in front of each tile of keys
@@ -91,7 +91,7 @@ class Blocks(NamedTuple):
         return strips
 
     def scores(self) -> int:
-        """Returns the scores that a head computes for one stream with a full memory."""
+        """The number of scores that a head computes for a stream with a full memory."""
         count = 0
         for i in range(self.query_tiles):
             count += self.diagonal(i) * self.tile * self.query_width
@@ -124,7 +124,7 @@ def vmem_bytes(blocks: Blocks, A: int, itemsize: int) -> int:
     T, W, Z = blocks.tile, blocks.width, blocks.query_width
     held = 7 * s * a * W  # k, v, r, twice as they are fetched ahead; the last r
     held += (8 * s + 8) * a * Z  # q, do, dq likewise; q + u, q + w; dq in two parts
-    # dk, dv, dr in float32, and dk, dv as they leave.
+    # dk, dv, dr in float32, and dk, dv in the operands' dtype.
     held += (12 + 2 * s) * a * W * blocks.key_tiles
     held += 8 * T * Z + 3 * s * W * Z  # carried products; weights and gradients
     return held + 24 * T * blocks.columns + 2 * MIB  # a strip's scores, temporaries
@@ -234,14 +234,14 @@ def visits(oldest_BL: Array, blocks: Blocks) -> tuple[Array, Array, Array]:
 class Tiles(NamedTuple):
     """The inputs of both kernels, cut into tiles, and int32 in scalar memory first."""
 
-    deepest: Array  # [B I], as `clear` is
+    deepest: Array  # [B I], like `clear`
     clear: Array
-    counter_4: Array  # of dropout: seed, first stream, head and token
+    counter_4: Array  # for dropout: seed, first stream, head and token
     q_BHAQ: Array
     k_BHAP: Array
     v_BHAP: Array
     r_HCP: Array | None  # without it, no term depends on the distance
-    u_HA1: Array  # float32, as w is
+    u_HA1: Array  # float32, like w
     w_HA1: Array | None  # without it, r holds only a bias, and all its factors are 1
     oldest_B1Q: Array
 
@@ -255,12 +255,12 @@ Corner = tuple[Array | int, ...]  # the place of a block, along each axis
 
 
 class Specs(NamedTuple):
-    """The block of each operand that a step of the grid sees."""
+    """The blocks of the operands that a step of the grid sees."""
 
-    operands: list[pl.BlockSpec | None]  # of q, k, v, r, u, w and oldest
+    operands: list[pl.BlockSpec | None]  # q, k, v, r, u, w and oldest
     query: pl.BlockSpec  # [B, H, A, Q]
     row: pl.BlockSpec  # [B, H, 1, Q]
-    gradients: list[pl.BlockSpec | None]  # of q, k, v, r, u and w
+    gradients: list[pl.BlockSpec | None]  # for q, k, v, r, u and w
 
 
 def scratch(sizes: Sequence[tuple[tuple[int, ...], Any]]) -> list[Ref]:

@@ -4,7 +4,7 @@ The softmax is online (Milakov and Gimelshein 2018). Besides o the kernel return
 query's log of the sum of exponentials, from which the backward kernel recomputes the
 weights. Without terms by distance, their product and the skew are omitted.
 
-Dims: those of `scores`; Q all queries by lane.
+Dims: as in `scores`; Q all queries by lane.
 """
 
 import collections
@@ -49,7 +49,7 @@ def kernel(*args: Ref, blocks: Blocks, rate: float) -> None:
     def _() -> None:
         scores.prepare(refs)
         refs.top[...] = jnp.full_like(refs.top, MASKED)
-        # Erased by the first score; lanes without scores stay finite.
+        # The first score replaces them; lanes without scores stay finite.
         refs.total[...] = jnp.ones_like(refs.total)
         refs.sum[...] = jnp.zeros_like(refs.sum)
 

@@ -69,7 +69,7 @@ def by_distance(
 
 
 def count_features(position: PositionTerms, A: int) -> int:
-    """Returns the rows of the tallest operand: keys, or what `by_distance` returns."""
+    """Returns the rows of the tallest operand: keys, or the result of `by_distance`."""
     rows = 0 if position.bias_HR is None else ROWS
     return max(A, rows + (0 if position.r_RHA is None else A))
 
@@ -79,8 +79,8 @@ def rel_attention(
 ) -> Array:
     """Returns o_BLHA; see `xla.rel_attention`.
 
-    `blocks` override the sizes chosen for the device. `interpret` is that of
-    `pallas_call`: with blocks given, it needs no TPU.
+    `blocks` override the sizes chosen for the device. With `interpret`, an argument of
+    `pallas_call`, and given blocks, no TPU is needed.
 
     Raises UserError except on a TPU of v5e or later.
     """

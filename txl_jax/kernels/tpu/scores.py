@@ -45,8 +45,8 @@ f32 = jnp.float32
 
 
 def dot(a: Array, b: Array, contract: str) -> Array:
-    """Returns a product in float32; `contract` spells it as einsum does."""
-    # Stated for both types: the TPU compiler refuses bfloat16 products of "highest".
+    """Returns a product in float32; `contract` has einsum's notation."""
+    # Stated for both types: the TPU compiler refuses "highest" for bfloat16 products.
     precision = "highest" if a.dtype == f32 else "default"
     left, right = contract.split(",")
     shared = next(letter for letter in left if letter in right)
@@ -143,7 +143,7 @@ def visible(
 
 
 def keep(strip: Strip, here: Place, blocks: Blocks, rate: float, refs: Ref) -> Array:
-    """Returns which probabilities survive dropout, bool [Y, X]; see `hash.keep_BHLK`.
+    """Returns whether probabilities survive dropout, [Y, X]; see `hash.keep_BHLK`.
 
     The counter steps from key to key by addition.
     """
