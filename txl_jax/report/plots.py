@@ -39,9 +39,7 @@ def plot_loss(lines: list[Json], path: Path, baselines: dict[str, float]) -> Non
 
     def curve(name: str) -> tuple[np.ndarray, np.ndarray]:
         step = np.array([x["step"] for x in lines])
-        value = np.array(
-            [x["exact"].get(name) for x in lines], float
-        )  # None = NaN
+        value = np.array([x["exact"].get(name) for x in lines], float)  # None = NaN
         return step[np.isfinite(value)], value[np.isfinite(value)]
 
     step, loss_nats = curve("loss")
