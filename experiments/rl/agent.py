@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.key_values import KeyValueMemory, unstack
+from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.ring import RingMemory
 from txl_jax.model.txl import TransformerXL
 
@@ -135,16 +136,20 @@ def count(agent: Agent) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def start_acting(agent: Agent, params: Params, memory: Any) -> tuple[Params, Any]:
-    """Returns the parameters and the memory for calls of one step.
+def start_acting(
+    agent: Agent, params: Params, memory: Any
+) -> tuple[Agent, Params, Any]:
+    """Returns the agent, the parameters and the memory for calls of one step.
 
     While the parameters stand still, keys and values are computed once.
     """
     if not isinstance(agent.core, TransformerXL):
-        return params, memory
-    config, core = agent.core.config, unstack(params["core"])
+        return agent, params, memory
+    config, (model, lay_out) = agent.core.config, fixed_model(agent.core.config)
+    core = lay_out(params["core"])
     key_values = KeyValueMemory.of(config, core, memory, tgt_len=1)
-    return {**params, "core": core}, RingMemory.of(config, key_values)
+    params = {**params, "core": core}
+    return agent.clone(core=model), params, RingMemory.of(config, key_values)
 
 
 def read(

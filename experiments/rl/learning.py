@@ -67,12 +67,12 @@ def play(
 ) -> tuple[Window, Array, Streams]:
     """Takes T steps in every stream; returns (window, value_B after it, streams)."""
     B = len(streams.first_B)
-    acting, keys_and_values = start_acting(agent, params, streams.memory)
+    acting, fixed, keys_and_values = start_acting(agent, params, streams.memory)
 
     def act(streams: Streams) -> Any:
         seen_BLX, first_BL = streams.seen_BX[:, None], streams.first_B[:, None]
-        outputs: Any = agent.apply(
-            {"params": acting}, seen_BLX, first_BL, streams.memory
+        outputs: Any = acting.apply(
+            {"params": fixed}, seen_BLX, first_BL, streams.memory
         )
         logits_BLA, value_BL, memory = outputs
         return logits_BLA[:, 0], value_BL[:, 0], memory

@@ -17,6 +17,7 @@ from tests.support.reference_fast import Stream
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory, kinds
 from txl_jax.model.memory.fast_weights import Steps, feature, run
+from txl_jax.model.memory.key_values import unstack
 from txl_jax.model.txl import TransformerXL
 
 B, L, S = 2, 4, 6
@@ -137,7 +138,7 @@ def test_any_segments_and_any_memory_give_the_same(config: ModelConfig) -> None:
         nll_BT, memory = read(config, params, kinds.empty_memory(config, B), tgt_len)
         tiny.assert_close(nll_BT, expected_BT)
         tiny.assert_close(memory.S_NBHUA, after.S_NBHUA)
-    apart = kinds.lay_out(config, params)
+    apart = unstack(params)
     memory = kinds.empty_fixed_memory(config, apart, B, L)
     nll_BT, memory = read(config, apart, memory)
     tiny.assert_close(nll_BT, expected_BT)
@@ -206,7 +207,7 @@ def test_the_matrices_are_float32_in_bfloat16_models() -> None:
     nll_BT, memory = read(config, params, kinds.empty_memory(config, B))
     assert memory.S_NBHUA.dtype == memory.k_NBHA.dtype == np.float32
     tiny.assert_close(nll_BT, expected_BT, 2 * tiny.BFLOAT16)
-    apart = kinds.lay_out(config, params)
+    apart = unstack(params)
     fixed = kinds.empty_fixed_memory(config, apart, B, L)
     nll_BT, fixed = read(config, apart, fixed)
     assert fixed.S_NBHUA.dtype == np.float32

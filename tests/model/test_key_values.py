@@ -37,7 +37,7 @@ def read(config: ModelConfig) -> Any:
     """Returns a jitted function: (parameters, tokens, memory) -> (logits, memory)."""
 
     def logits(params: Any, *args: Any, **more: Any) -> Any:
-        model = TransformerXL(config)
+        model = TransformerXL(config, "separate")
         return model.apply({"params": params}, *args, method="logits", **more)
 
     return jax.jit(logits)

@@ -19,6 +19,7 @@ from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.xla import rel_attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory, kinds
+from txl_jax.model.memory.key_values import unstack
 from txl_jax.model.memory.retrieval import Candidates, attend_to_best
 from txl_jax.model.txl import TransformerXL
 
@@ -94,7 +95,7 @@ def test_any_segments_and_any_memory_give_the_same() -> None:
         kinds.empty_memory(CONFIG, B), method="nll", first_BL=FIRST_BT, segment_len=L,
     )  # fmt: skip
     tiny.assert_close(joined, read(CONFIG, params, kinds.empty_memory(CONFIG, B)))
-    apart = kinds.lay_out(EVEN, params)
+    apart = unstack(params)
     memory = kinds.empty_fixed_memory(EVEN, apart, B, L)
     nll_BT, memory = read(EVEN, apart, memory)
     tiny.assert_close(nll_BT, expected_BT)

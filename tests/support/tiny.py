@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from tests import reference
 from tests.reference import Array, Params
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Layout
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.mesh import make_mesh
@@ -89,9 +90,11 @@ def make_tokens(batch_size: int, length: int, seed: int = 1) -> Array:
 
 
 @functools.cache
-def compiled(config: ModelConfig, method: str) -> Callable[..., Any]:
+def compiled(
+    config: ModelConfig, method: str, layout: Layout = "stacked"
+) -> Callable[..., Any]:
     """Returns the model's method, compiled once per config for all tests."""
-    apply = functools.partial(TransformerXL(config).apply, method=method)
+    apply = functools.partial(TransformerXL(config, layout).apply, method=method)
     return jax.jit(apply, static_argnames="segment_len")
 
 
@@ -99,7 +102,8 @@ def apply(
     config: ModelConfig, params: Any, *args: Any, method: str = "__call__", **more: Any
 ) -> Any:
     """Returns (result, memory) of the model's method."""
-    return compiled(config, method)({"params": params}, *args, **more)
+    layout: Layout = "stacked" if "layers" in params else "separate"
+    return compiled(config, method, layout)({"params": params}, *args, **more)
 
 
 def read(

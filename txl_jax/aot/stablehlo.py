@@ -22,10 +22,10 @@ from jax import Array, export
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
+from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.key_values import KeyValueMemory, NewestKeyValues, unstack
-from txl_jax.model.txl import TransformerXL
+from txl_jax.model.memory.key_values import KeyValueMemory, NewestKeyValues
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LOADER = Path(__file__).with_name("stablehlo_loader.py")
@@ -53,7 +53,8 @@ def save(
             "--format=stablehlo needs flatbuffers: pip install 'txl_jax[stablehlo]'"
         )
     config = dataclasses.replace(config, kernel="xla")
-    fixed = jax.jit(unstack)(params)
+    _, lay_out = fixed_model(config)
+    fixed = jax.jit(lay_out)(params)
     flat: Arrays = traverse_util.flatten_dict(fixed, sep="/")
     folder.mkdir()
     for name, L in (("segment", tgt_len), ("token", 1)):
@@ -78,7 +79,7 @@ def save(
 
 def export_call(config: ModelConfig, params: Arrays, L: int) -> export.Exported:
     """Returns the exported function for calls of L tokens."""
-    model = TransformerXL(config)
+    model, _ = fixed_model(config)
 
     def call(
         params: Arrays, tokens_BL: Array, length_B: Array, memory: Arrays

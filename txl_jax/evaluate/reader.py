@@ -4,7 +4,6 @@ All evaluators share this loop; they differ only in the output of a segment.
 """
 
 import collections
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,10 +15,11 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.evaluate.grouping import count_segments, window_tokens
+from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.kinds import empty_fixed_memory, lay_out
+from txl_jax.model.memory.kinds import empty_fixed_memory
 from txl_jax.model.memory.protocol import AnyMemory
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
@@ -163,7 +163,7 @@ class Reader:
         segments: int = 1,
         documents: bool = False,
     ) -> None:
-        B, L, model = batch_size, tgt_len, TransformerXL(config)
+        B, L, (model, lay_out) = batch_size, tgt_len, fixed_model(config)
         S = count_segments(config, segments, B, L, mesh, documents)
         W = window_tokens(config, S, B, L, mesh)
         self.config, self.tgt_len = config, L
@@ -171,6 +171,8 @@ class Reader:
         # Whether a call is split over mesh.segments; the step then reads parameters
         # that are stacked.
         self.in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
+        if self.in_pieces:  # only hidden states pass from device to device
+            model, lay_out = TransformerXL(config), lambda params: params
 
         def empty(params: Params) -> Any:
             memory: Any = Memory.empty(config, B)
@@ -191,9 +193,7 @@ class Reader:
 
             return jax.lax.scan(read_one, memory, OneSegment._make(segments))[::-1]
 
-        # Only hidden states pass from device to device.
-        apart = functools.partial(lay_out, config)
-        self.unstack = jax.jit((lambda params: params) if self.in_pieces else apart)
+        self.unstack = jax.jit(lay_out)
         # Unused parameters are kept, so that the memory is on their devices.
         self.empty = jax.jit(empty, keep_unused=True)
         # Donating the memory saves nothing: it moves by a segment, out of place.

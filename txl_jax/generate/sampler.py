@@ -28,9 +28,10 @@ from txl_jax.evaluate.grouping import count_segments
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Reader
 from txl_jax.generate.options import GenerateConfig, generation_model
+from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import lay_out, one_token_memory
+from txl_jax.model.memory.kinds import one_token_memory
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
@@ -119,7 +120,8 @@ class Sampler:
         self.one_by_one = model.has_memory and not by_segments
         self.window = 0 if self.one_by_one else window
         self.reader = self._make_reader(longest - 1, window, segments, mesh)
-        self.params = jax.jit(functools.partial(lay_out, model))(params)
+        self.model, lay_out = fixed_model(model)
+        self.params = jax.jit(lay_out)(params)
         self.reader_params = params if self.reader.in_pieces else self.params
         self.begin: jax.stages.Compiled | None = None
         self.draw: jax.stages.Compiled | None = None
@@ -210,9 +212,7 @@ class Sampler:
 
     def _predict(self, params: Params, context: Context) -> tuple[Array, Context]:
         """Reads the newest token; returns (log_probs_BV after it, the context)."""
-        apply: Any = functools.partial(
-            TransformerXL(self.config).apply, {"params": params}
-        )
+        apply: Any = functools.partial(self.model.apply, {"params": params})
         token_B, memory, window_BL, length_B = context
         if self.one_by_one:
             log_probs_B1V, memory = apply(token_B[:, None], memory, method="logits")

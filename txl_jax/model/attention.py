@@ -17,7 +17,7 @@ from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.gate import add_residual
-from txl_jax.model.initializers import feature_norm, head_norm, weights
+from txl_jax.model.initializers import Layout, feature_norm, head_norm, weights
 from txl_jax.model.memory.fast_weights import FastWeights
 from txl_jax.model.memory.key_values import join_heads, project_all
 from txl_jax.model.memory.protocol import Kept, LayerMemory
@@ -53,10 +53,11 @@ project.defvjp(_forward, _backward)
 class Attention(nn.Module):
     """The attention sublayer: projections, kernel, output, residual and LayerNorm.
 
-    Parameters are stacked over layers, or those of `memory.key_values`.
+    layout: see `TransformerXL`.
     """
 
     config: ModelConfig
+    layout: Layout = "stacked"
 
     @nn.compact
     def __call__(
@@ -77,8 +78,8 @@ class Attention(nn.Module):
         make = weights(self)
         D, H, A = config.d_model, config.n_head, config.d_head
         norm = feature_norm(config, name="norm")
-        is_unstacked = self.has_variable("params", "qkv")
-        if is_unstacked:
+        is_separate = self.layout == "separate"
+        if is_separate:
             qkv_DJHA = make("qkv", "DJHA", (D, 3, H, A))
             o_PHAC = make("o_halves", "PHAC", (2, H, A, D // 2))
         else:
@@ -96,7 +97,7 @@ class Attention(nn.Module):
         if config.pre_lnorm:  # which gives the memory's keys a gradient, the norm's
             x_BKD, constant = norm(h_BKD), 0
             x_BLD = x_BKD[:, -h_BLD.shape[1] :]
-        if is_unstacked:
+        if is_separate:
             # The memory holds keys and values: only the segment is projected, K = L.
             q_BLHA, k_BKHA, v_BKHA = project_all(x_BLD, qkv_DJHA)
         else:
@@ -120,7 +121,7 @@ class Attention(nn.Module):
             fast = FastWeights(config, name="fast")
             o_BLHA, kept = fast(o_BLHA, kept, own, x_BKD, layer)
 
-        if is_unstacked:
+        if is_separate:
             out_BLD = join_heads(o_BLHA, o_PHAC)
         else:
             out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)

@@ -8,7 +8,7 @@ from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.gate import add_residual
-from txl_jax.model.initializers import feature_norm, normal, weight, weights
+from txl_jax.model.initializers import Layout, feature_norm, normal, weight, weights
 from txl_jax.model.memory.compressive import Compression, CompressiveLayer
 from txl_jax.model.memory.kinds import keep_outputs
 from txl_jax.model.memory.protocol import Kept, LayerMemory
@@ -26,6 +26,7 @@ class FeedForward(nn.Module):
     """
 
     config: ModelConfig
+    layout: Layout = "stacked"
 
     @nn.compact
     def __call__(self, h_BLD: Array) -> Array:
@@ -56,9 +57,8 @@ class FeedForward(nn.Module):
             x_BLF = drop(gate_BLF * x_BLF)
         else:
             x_BLF = drop(x_BLF, relu=True)
-        # The second matrix is transposed in `memory.key_values`.
-        is_unstacked = self.has_variable("params", "out_DF")
-        name, letters = ("out_DF", "DF") if is_unstacked else ("out", "FD")
+        stacked = self.layout == "stacked"
+        name, letters = ("out", "FD") if stacked else ("out_DF", "DF")
         out_BLD = drop(dense(name, letters, "F", "D")(x_BLF))
         return add_residual(config, norm, h_BLD, out_BLD)
 
@@ -67,6 +67,7 @@ class Block(nn.Module):
     """One layer; in training the body of a scan over layers."""
 
     config: ModelConfig
+    layout: Layout = "stacked"
 
     @nn.compact
     def __call__(
@@ -80,10 +81,10 @@ class Block(nn.Module):
         """Returns (the layer's output, what its memory keeps); see `Attention`."""
         if make_inputs := SCHEMES[self.config.position].inputs:
             h_BLD += make_inputs(self.config, weights(self), h_BLD.shape[1])
-        attention = Attention(self.config, name="attention")
+        attention = Attention(self.config, self.layout, name="attention")
         h_BLD, kept = attention(h_BLD, layer, biases, R_RD, oldest_BL)
         if isinstance(layer, CompressiveLayer):
             compress = Compression(self.config, name="compression")
             kept = compress(kept, layer, oldest_BL, attention.variables["params"])
-        h_BLD = FeedForward(self.config, name="feed_forward")(h_BLD)
+        h_BLD = FeedForward(self.config, self.layout, name="feed_forward")(h_BLD)
         return h_BLD, keep_outputs(self.config, attention, layer, kept, h_BLD)

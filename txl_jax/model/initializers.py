@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -13,6 +13,8 @@ from txl_jax.model.config import ModelConfig
 
 # The arrays of a model by module and name, or as many gradients, shapes or shardings.
 Params = dict[str, Any]
+# Of the layers' parameters: see `TransformerXL`.
+Layout = Literal["stacked", "separate"]
 Initializer = Callable[..., Any]  # of boxed arrays: (key, shape, dtype) -> box
 # Creates or reads a parameter of a layer: (name, letters, shape) -> array.
 Weight = Callable[[str, str, tuple[int, ...]], Array]

@@ -17,7 +17,7 @@ from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
-from txl_jax.model.initializers import keep_sums, weight
+from txl_jax.model.initializers import Layout, keep_sums, weight
 from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
@@ -32,19 +32,23 @@ class TransformerXL(nn.Module):
     """The model of section 3.
 
     Dropout is active exactly when a `dropout` rng is passed. The memory's length comes
-    from its shape, so it may change without new parameters. With the parameters of
-    `memory.key_values`, each layer is a module of its own, and the memory is a
-    `KeyValueMemory` or, for one token at a time, a `RingMemory`.
+    from its shape, so it may change without new parameters.
+
+    layout: "stacked" parameters, over which the layers are scanned, or "separate" ones
+        of each layer, which `calls.fixed_model` lays out; the memory is then a
+        `KeyValueMemory` or, for one token at a time, a `RingMemory`.
     """
 
     config: ModelConfig
+    layout: Layout = "stacked"
 
     def setup(self) -> None:
         """Creates the layers, the embedding, and the biases outside the layers."""
         config = self.config
-        self.is_unstacked = self.has_variable("params", "layers_0")
-        if self.is_unstacked:
-            self.layers: Any = [Block(config) for _ in range(config.n_layer)]
+        if self.layout == "separate":
+            self.layers: Any = [
+                Block(config, self.layout) for _ in range(config.n_layer)
+            ]
         else:
             self.layers = nn.scan(
                 rematerialize(Block, config),
@@ -135,7 +139,7 @@ class TransformerXL(nn.Module):
         T: the tokens of the whole call; dropout covers all M + T distances and a piece
         uses the nearest ones, so the mask does not depend on the mesh.
         """
-        if self.is_unstacked:
+        if self.layout == "separate":
             entries = []
             for block, layer in zip(self.layers, memory.layers, strict=True):
                 h_BLD, kept = block(h_BLD, layer, None, None, oldest_BL)

@@ -34,6 +34,7 @@ from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, evaluation_model, parse_sweep
 from txl_jax.evaluate.perplexity import make_reader
+from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.flops import positionwise_products, vocabulary_products
 from txl_jax.model.initializers import Params
@@ -214,7 +215,7 @@ def last_nll(
     The last token reads the others from a memory, initially `window_memory`, so the
     compiler removes the others' queries in the last layer.
     """
-    model, before = TransformerXL(config), tokens_BW.shape[1] - 1
+    (model, _), before = fixed_model(config), tokens_BW.shape[1] - 1
     read: Any = model.apply({"params": params}, tokens_BW[:, :-1], memory)
     start_B, filled_B = jnp.ones_like(target_B), jnp.full_like(target_B, before)
     layers = tuple(

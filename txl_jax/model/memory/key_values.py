@@ -274,13 +274,12 @@ def project_states(
 
 
 def unstack(params: Params) -> Params:
-    """Lays out the parameters of a `TransformerXL`; call it outside the loop.
+    """Returns the stacked parameters of a `TransformerXL` as separate ones.
 
     XLA:CPU reads the result fastest for one token. Slices of stacked parameters would
     be copies, which take most of that time, so every layer has separate parameters.
     W_q, W_k and W_v are one matrix, qkv_DJHA; W_o is two halves, o_PHAC, which are
-    computed on two cores; the feed-forward's second matrix is [D, F]. Modules recognize
-    the layout by the names of these parameters.
+    computed on two cores; the feed-forward's second matrix is [D, F].
     """
 
     def lay_out(layer: Params) -> Params:

@@ -20,7 +20,7 @@ from txl_jax.model.initializers import Params
 from txl_jax.model.memory.cache import CacheLayer, Memory
 from txl_jax.model.memory.compressive import CompressiveMemory
 from txl_jax.model.memory.fast_weights import FastMemory, open_fast
-from txl_jax.model.memory.key_values import KeyValueMemory, project_states, unstack
+from txl_jax.model.memory.key_values import KeyValueMemory, project_states
 from txl_jax.model.memory.memory_tokens import TokenMemory, make_tokens, open_tokens
 from txl_jax.model.memory.protocol import (
     AnyMemory,
@@ -88,11 +88,6 @@ def added_losses(
     return {}
 
 
-def lay_out(config: ModelConfig, params: Params) -> Params:
-    """Returns the parameters as `empty_fixed_memory` reads them; call it once."""
-    return params if config.keeps_states else unstack(params)
-
-
 def empty_fixed_memory(
     config: ModelConfig,
     params: Params,
@@ -102,7 +97,7 @@ def empty_fixed_memory(
 ) -> MemoryLike:
     """Returns the initial memory for calls of tgt_len tokens with fixed parameters.
 
-    `params` are those of `lay_out`. window_len: see `KeyValueMemory.empty`.
+    `params` are laid out by `calls.fixed_model`. window_len: see `KeyValueMemory`.
     """
     if config.keeps_states:
         return empty_memory(config, batch_size)
@@ -117,7 +112,7 @@ def one_token_memory(
 ) -> MemoryLike:
     """Returns a memory of any number of tokens for calls of one token.
 
-    `params` are those of `lay_out`.
+    `params` are laid out by `calls.fixed_model`.
     """
     if isinstance(memory, FastMemory):
         memory = memory.with_key_values(config, params, tgt_len=1)
