@@ -53,7 +53,10 @@ def reference(
 ) -> tuple[list[int], list[int], list[bool], list[bool]]:
     """Returns a stream's inputs, targets, scored and first tokens, without padding."""
     N, B, ext_len = len(streams.tokens), streams.batch_size, streams.ext_len
-    text = streams.tokens[streams.order(position.epoch, np.arange(N))].tolist()
+    index = np.arange(N)
+    if streams.shuffled:
+        index = streams.shuffled.locate(position.epoch, index)
+    text = streams.tokens[index].tolist()
     begin, end = (n * (N - 1) // B for n in (b, b + 1))
     start = max(begin - streams.warm_tokens, 0)
     # Unscored pairs precede the scored ones: as context, or as segments.
