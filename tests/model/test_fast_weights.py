@@ -16,7 +16,7 @@ from tests.support import tiny
 from tests.support.reference_fast import Stream
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory, kinds
-from txl_jax.model.memory.fast_weights import Steps, feature, run
+from txl_jax.model.memory.fast_weights import feature, run
 from txl_jax.model.memory.key_values import unstack
 from txl_jax.model.txl import TransformerXL
 
@@ -56,7 +56,7 @@ def read(
     return np.concatenate(pieces, axis=1), memory
 
 
-def one_by_one(S_BHUA: Any, steps: Steps) -> tuple[Any, Any]:
+def one_by_one(S_BHUA: Any, *steps: Any) -> tuple[Any, Any]:
     """Returns what `run` does, by a scan over tokens."""
 
     def step(S_BHUA: Any, now: Any) -> tuple[Any, Any]:
@@ -68,13 +68,13 @@ def one_by_one(S_BHUA: Any, steps: Steps) -> tuple[Any, Any]:
         u_BHU = rate_BHJ[..., 0, None] * error_BHU
         return S_BHUA + jnp.einsum("BHU,BHA->BHUA", u_BHU, k_BHA), o_BHU
 
-    by_token = (jnp.swapaxes(x_BL, 0, 1) for x_BL in steps)
-    S_BHUA, o_LBHU = jax.lax.scan(step, S_BHUA, tuple(by_token))
+    by_token = tuple(jnp.swapaxes(x_BL, 0, 1) for x_BL in steps)
+    S_BHUA, o_LBHU = jax.lax.scan(step, S_BHUA, by_token)
     return jnp.swapaxes(o_LBHU, 0, 1), S_BHUA
 
 
-def make_steps(L: int, common: float) -> tuple[Any, Steps]:
-    """Returns a matrix and random steps; `common` makes all keys alike."""
+def make_steps(L: int, common: float) -> tuple[Any, ...]:
+    """Returns random arguments of `run`; `common` makes all keys alike."""
     rng = np.random.default_rng(L)
     H, A = 2, 8
 
@@ -86,25 +86,24 @@ def make_steps(L: int, common: float) -> tuple[Any, Steps]:
     rate_BLHJ = jnp.stack([write, jax.nn.log_sigmoid(decay)], axis=-1)
     rate_BLHJ = jnp.where(rng.random((B, L, 1, 1)) < 0.1, 0, rate_BLHJ)
     start_BL = jnp.asarray(rng.random((B, L)) < 0.05)
-    steps = Steps(feature(q + common), feature(k + common), v, rate_BLHJ, start_BL)
-    return draw(B, H, A, A), steps
+    S_BHUA = draw(B, H, A, A)
+    return S_BHUA, feature(q + common), feature(k + common), v, rate_BLHJ, start_BL
 
 
 @pytest.mark.parametrize("common", [0.0, 4.0])
 @pytest.mark.parametrize("L", [1, 5, 37, pytest.param(128, marks=pytest.mark.long)])
 def test_chunks_are_a_scan_over_tokens(L: int, common: float) -> None:
     """With gradients; documents start anywhere, and some steps write nothing."""
-    S_BHUA, steps = make_steps(L, common)
-    *arrays, start_BL = steps
+    *arrays, start_BL = make_steps(L, common)
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(B, L, 2, 8)))
 
     def results(function: Any) -> Any:
-        def loss(S_BHUA: Any, arrays: Any) -> Any:
-            o_BLHU, after_BHUA = function(S_BHUA, Steps(*arrays, start_BL))
+        def loss(arrays: Any) -> Any:
+            o_BLHU, after_BHUA = function(*arrays, start_BL)
             return jnp.sum(weights * o_BLHU) + jnp.sum(after_BHUA[..., 0])
 
-        values = jax.jit(function)(S_BHUA, steps)
-        return values, jax.jit(jax.grad(loss, argnums=(0, 1)))(S_BHUA, arrays)
+        values = jax.jit(function)(*arrays, start_BL)
+        return values, jax.jit(jax.grad(loss))(arrays)
 
     tiny.assert_close(results(run), results(one_by_one))
 

@@ -12,12 +12,11 @@ of all keys before i, which therefore does not depend on where segments begin:
     o_i <- o_i + sigmoid(w_g x_{i+M}) S_i q_i
 
 A value is stored under the key of the state before it, so that S answers what followed
-the last state like the query's. W_k and W_v are those of the attention, with `k_norm`
-if there is one, before any rotation; since W_k also makes the queries, reads train it
-without gradients across segments. S is float32, and a constant where a call begins.
+the last state like the query's. W_k and W_v are the attention's, with `k_norm` if there
+is one, before any rotation; since W_k also makes the queries, reads train it without
+gradients across segments. S is float32, and a constant where a call begins.
 
-Dims: C steps of a chunk, P chunks, U values (as many as A, which are keys here), K = M
-+ L keys, J = 2: b and the logarithm of a.
+Dims: P chunks of C steps, U values (as many as A), K = M + L, J = 2: b and log a.
 """
 
 import dataclasses
@@ -35,7 +34,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params, feature_norm, normal, weight
 from txl_jax.model.memory.cache import CacheLayer, Memory
 from txl_jax.model.memory.interval import find_oldest, window
-from txl_jax.model.memory.key_values import KeyValueMemory, KeyValues
+from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.protocol import Kept, LayerMemory, MemoryLike
 from txl_jax.model.memory.ring import RingLayer
 
@@ -47,30 +46,46 @@ BIASES = (0.0, 5.3, -2.0)
 product = functools.partial(jnp.einsum, precision="highest")
 
 
+class Call(NamedTuple):
+    """What a call of L tokens writes.
+
+    written_BL: whether key j, which leaves between the queries j and j + 1, belongs to
+        their document; neither an empty slot nor a state of an older document does.
+    start_BL: where a document starts, whose queries read an empty S.
+    length_B: the number of real tokens, and of keys that leave.
+    """
+
+    written_BL: Array
+    start_BL: Array
+    length_B: Array
+
+
 @flax.struct.dataclass
 class FastMemory:
     """A local memory, and the fast weights of all older states of the document.
 
     S_NBHUA, k_NBHA: the matrices, and the newest key that has left (float32).
-    rate_NBMHJ: those of the local memory's states, if it has only keys and values.
+    rate_NBMHJ: the rates of the local memory's states, if it has only keys and values.
+    call: during a call, what it writes.
     """
 
     local: Any  # a MemoryLike
     S_NBHUA: Array
     k_NBHA: Array
     rate_NBMHJ: Array | None
+    call: Call | None = None
 
     @classmethod
-    def of(
-        cls, config: ModelConfig, local: MemoryLike, rate_NBMHJ: Array | None = None
-    ) -> "FastMemory":
+    def of(cls, config: ModelConfig, local: MemoryLike) -> "FastMemory":
         """Returns a local memory, and fast weights that have seen nothing."""
-        N, B = config.n_layer, len(local.filled_B)
+        N, B, M = config.n_layer, len(local.filled_B), local.mem_len
         H, A = config.n_head, config.d_head
-        if rate_NBMHJ is None and not isinstance(local, Memory):
-            rate_NBMHJ = jnp.zeros((N, B, local.mem_len, H, 2), jnp.float32)
-        S_NBHUA = jnp.zeros((N, B, H, A, A), jnp.float32)
-        return cls(local, S_NBHUA, jnp.zeros((N, B, H, A), jnp.float32), rate_NBMHJ)
+
+        def empty(*shape: int) -> Array:
+            return jnp.zeros((N, B, *shape), jnp.float32)
+
+        rate_NBMHJ = None if isinstance(local, Memory) else empty(M, H, 2)
+        return cls(local, empty(H, A, A), empty(H, A), rate_NBMHJ)
 
     @property
     def mem_len(self) -> int:
@@ -82,98 +97,77 @@ class FastMemory:
         """The visible slots of the local memory."""
         return self.local.filled_B
 
-    def with_key_values(
-        self, config: ModelConfig, params: Params, tgt_len: int
-    ) -> "FastMemory":
-        """Returns the memory with keys and values for calls of tgt_len tokens.
-
-        `params` are laid out (`key_values.unstack`).
-        """
-        if not isinstance(self.local, Memory):
-            return self
-
-        def rates_of(n: int, h_BMD: Array) -> Array:
-            own = params[f"layers_{n}"]["attention"]
-            if config.pre_lnorm:
-                h_BMD = feature_norm(config).apply({"params": own["norm"]}, h_BMD)
-            fast: Any = FastWeights(config)
-            return fast.apply({"params": own["fast"]}, h_BMD, method="find_rates")
-
-        rates = [rates_of(n, h_BMD) for n, h_BMD in enumerate(self.local.h_NBMD)]
-        local = KeyValueMemory.of(config, params, self.local, tgt_len)
-        return dataclasses.replace(self, local=local, rate_NBMHJ=jnp.stack(rates))
+    @property
+    def layers(self) -> Any:
+        """The local memory's layers, with their fast weights."""
+        S_NBHUA, k_NBHA = jax.lax.stop_gradient((self.S_NBHUA, self.k_NBHA))
+        layers, rate_NBMHJ, N = self.local.layers, self.rate_NBMHJ, len(S_NBHUA)
+        assert self.call is not None
+        if rate_NBMHJ is None:
+            call = (jnp.broadcast_to(x, (N, *x.shape)) for x in self.call)
+            return FastLayer(layers, S_NBHUA, k_NBHA, None, Call(*call))
+        each = zip(layers, S_NBHUA, k_NBHA, rate_NBMHJ, strict=True)
+        return tuple(FastLayer(*own, self.call) for own in each)
 
     def append(
         self, kept: Kept, length_B: Array | None, first_BL: Array | None
     ) -> "FastMemory":
         """Returns the memory after a call; `kept` is of all layers."""
-        rate_NBMHJ = self.rate_NBMHJ
-        if isinstance(self.local, Memory):
+        if self.rate_NBMHJ is None:
             kept, state = kept
         else:
             kept, states = zip(*kept, strict=True)
             state = jax.tree.map(lambda *x: jnp.stack(x), *states)
+        S_NBHUA, k_NBHA, rate_NBMHJ = jax.lax.stop_gradient(state)
         if rate_NBMHJ is not None:
-            K, M = state.rate_BKHJ.shape[2], self.mem_len
-            end_B = jnp.full_like(self.filled_B, K - M)
-            end_B = end_B if length_B is None else length_B
-            rate_NBMHJ = window(state.rate_BKHJ, end_B, M)
+            assert self.call is not None
+            rate_NBMHJ = window(rate_NBMHJ, self.call.length_B, self.mem_len)
         local = self.local.append(kept, length_B, first_BL)
-        S_NBHUA, k_NBHA = jax.lax.stop_gradient((state.S_BHUA, state.k_BHA))
         return FastMemory(local, S_NBHUA, k_NBHA, rate_NBMHJ)
 
+    def with_key_values(
+        self, config: ModelConfig, params: Params, tgt_len: int
+    ) -> "FastMemory":
+        """Returns the memory with keys and values, as `KeyValueMemory.of`."""
+        if self.rate_NBMHJ is not None:
+            return self
 
-class OpenFast(NamedTuple):
-    """A `FastMemory` during a call; for the other fields, see `FastLayer`."""
+        def find_rates(n: int, x_BMD: Array) -> Array:
+            own = params[f"layers_{n}"]["attention"]
+            if config.pre_lnorm:
+                x_BMD = feature_norm(config).apply({"params": own["norm"]}, x_BMD)
+            fast: Any = FastWeights(config)
+            return fast.apply({"params": own["fast"]}, x_BMD, method="find_rates")
 
-    memory: FastMemory
-    written_BL: Array
-    start_BL: Array
-    length_B: Array
-
-    @property
-    def layers(self) -> Any:
-        """The local memory's layers, with their fast weights."""
-        memory, call = self.memory, (self.written_BL, self.start_BL, self.length_B)
-        S_NBHUA, k_NBHA = jax.lax.stop_gradient((memory.S_NBHUA, memory.k_NBHA))
-        layers, rate_NBMHJ, N = memory.local.layers, memory.rate_NBMHJ, len(S_NBHUA)
-        if rate_NBMHJ is None:
-            of_all = jax.tree.map(lambda x: jnp.broadcast_to(x, (N, *x.shape)), call)
-            return FastLayer(layers, S_NBHUA, k_NBHA, None, *of_all)
-        each = zip(layers, S_NBHUA, k_NBHA, rate_NBMHJ, strict=True)
-        return tuple(FastLayer(*own, *call) for own in each)
-
-    def append(
-        self, kept: Kept, length_B: Array | None, first_BL: Array | None
-    ) -> FastMemory:
-        """Returns the memory after the call."""
-        return self.memory.append(kept, length_B, first_BL)
+        rates = [find_rates(n, h_BMD) for n, h_BMD in enumerate(self.local.h_NBMD)]
+        local = KeyValueMemory.of(config, params, self.local, tgt_len)
+        return dataclasses.replace(self, local=local, rate_NBMHJ=jnp.stack(rates))
 
 
-class FastState(NamedTuple):
-    """What a layer keeps beside the local memory; rate_BKHJ as in `FastMemory`."""
-
-    S_BHUA: Array
-    k_BHA: Array
-    rate_BKHJ: Array | None
+def open_fast(
+    memory: MemoryLike, L: int, first_BL: Array | None, length_B: Array | None
+) -> FastMemory:
+    """Returns the memory for a call of L tokens."""
+    assert isinstance(memory, FastMemory), "use kinds.empty_memory"
+    filled_B, M, step_L = memory.filled_B, memory.mem_len, jnp.arange(L)
+    if length_B is None:
+        length_B = jnp.full_like(filled_B, L)
+    if first_BL is None:
+        first_BL = jnp.zeros((len(filled_B), L), bool)
+    is_real_BL = step_L < length_B[:, None]
+    written_BL = is_real_BL & (step_L >= find_oldest(filled_B, first_BL, M, L, 0))
+    call = Call(written_BL, first_BL & is_real_BL, length_B)
+    return dataclasses.replace(memory, call=call)
 
 
 class FastLayer(NamedTuple):
-    """A layer of the local memory, and its fast weights.
-
-    written_BL: whether key j, which leaves between the queries j and j + 1, belongs to
-        their document; neither an empty slot nor a state of an older document does.
-    start_BL: where a document starts, whose queries read an empty S.
-    length_B: the number of real tokens, and of keys that leave.
-    """
+    """A layer of the local memory, and its fast weights; see `FastMemory`."""
 
     local: LayerMemory
     S_BHUA: Array
     k_BHA: Array
     rate_BMHJ: Array | None
-    written_BL: Array
-    start_BL: Array
-    length_B: Array
+    call: Call
 
     def before(self, h_BLD: Array) -> tuple[Array, int] | None:
         """Returns the states of the local memory."""
@@ -189,19 +183,15 @@ class FastLayer(NamedTuple):
         own: as for `attend`, which keeps `kept`.
         """
         L, local = own.q_BLHA.shape[1], self.local
-        if isinstance(local, CacheLayer):
-            return own.k_BKHA[:, :L], own.v_BKHA[:, :L]
-        if isinstance(local, KeyValues):
-            k_BKHA, v_BKHA = kept
+        if not isinstance(local, RingLayer):
+            is_cache = isinstance(local, CacheLayer)
+            k_BKHA, v_BKHA = (own.k_BKHA, own.v_BKHA) if is_cache else kept
             return k_BKHA[:, :L], v_BKHA[:, :L]
-        assert isinstance(local, RingLayer)
         slot = (local.slot - local.mem_len) % kept.k_BHAM.shape[3]
-
-        def take(x_BHAM: Array) -> Array:
-            x_BHA1 = jax.lax.dynamic_slice_in_dim(x_BHAM, slot, 1, axis=3)
-            return jnp.moveaxis(x_BHA1, 3, 1)
-
-        k_B1HA, v_B1HA = take(kept.k_BHAM), take(kept.v_BHAM)
+        k_B1HA, v_B1HA = (
+            jnp.moveaxis(jax.lax.dynamic_slice_in_dim(x_BHAM, slot, 1, 3), 3, 1)
+            for x_BHAM in (kept.k_BHAM, kept.v_BHAM)
+        )
         if local.rotate is not None:
             k_B1HA = local.rotate(k_B1HA, -slot[None])
         return k_B1HA, v_B1HA
@@ -232,38 +222,28 @@ class FastWeights(nn.Module):
 
     def __call__(
         self, o_BLHA: Array, kept: Kept, own: Operands, x_BKD: Array, layer: Any
-    ) -> tuple[Array, tuple[Kept, FastState]]:
-        """Returns (o_BLHA with what is read, (kept, what the fast weights keep)).
+    ) -> tuple[Array, tuple[Kept, tuple[Array, Array, Array | None]]]:
+        """Returns (o_BLHA with what is read, (kept, (S, newest key, rates))).
 
         layer: a FastLayer, whose `attend` has read `own` and returned o_BLHA and kept.
         x_BKD: the states that are projected, of memory and segment, or of the segment
         if the memory holds keys and values.
         """
-        L = o_BLHA.shape[1]
-        rate_BKHJ = None
-        if layer.rate_BMHJ is None:
-            rate_BLHJ = self.find_rates(x_BKD[:, :L])
-        else:
-            rate_BKHJ = jnp.concatenate(
-                [layer.rate_BMHJ, self.find_rates(x_BKD)], axis=1
-            )
-            rate_BLHJ = rate_BKHJ[:, :L]
+        L, (written_BL, start_BL, length_B) = o_BLHA.shape[1], layer.call
+        rate_BKHJ, held_BMHJ = self.find_rates(x_BKD), layer.rate_BMHJ
+        if held_BMHJ is not None:
+            rate_BKHJ = held_BMHJ = jnp.concatenate([held_BMHJ, rate_BKHJ], axis=1)
         k_BLHA, v_BLHA = layer.leaving(own, kept)
-        written_BL11 = layer.written_BL[..., None, None]
-        left_BLHA = jnp.where(written_BL11, feature(k_BLHA), 0)
-        left_BKHA = jnp.concatenate([layer.k_BHA[:, None], left_BLHA], axis=1)
-        newest_BHA = jax.vmap(lambda k_KHA, at: k_KHA[at])(left_BKHA, layer.length_B)
-        steps = Steps(
-            feature(own.k_BKHA[:, -L:]),
-            left_BKHA[:, :-1],
-            v_BLHA.astype(jnp.float32),
-            jnp.where(written_BL11, rate_BLHJ, 0),
-            layer.start_BL,
-        )
-        read_BLHA, S_BHUA = run(layer.S_BHUA, steps)
+        written_BL11 = written_BL[..., None, None]
+        k_BLHA = jnp.where(written_BL11, feature(k_BLHA), 0)
+        left_BKHA = jnp.concatenate([layer.k_BHA[:, None], k_BLHA], axis=1)
+        newest_BHA = window(left_BKHA[None], length_B, 1)[0, :, 0]
+        qkv = feature(own.k_BKHA[:, -L:]), left_BKHA[:, :-1], v_BLHA.astype(jnp.float32)
+        rate_BLHJ = jnp.where(written_BL11, rate_BKHJ[:, :L], 0)
+        read_BLHA, S_BHUA = run(layer.S_BHUA, *qkv, rate_BLHJ, start_BL)
         gate_BLH1 = nn.sigmoid(self.gate(x_BKD[:, -L:]))[..., None]
         o_BLHA += (gate_BLH1 * read_BLHA).astype(o_BLHA.dtype)
-        return o_BLHA, (kept, FastState(S_BHUA, newest_BHA, rate_BKHJ))
+        return o_BLHA, (kept, (S_BHUA, newest_BHA, held_BMHJ))
 
 
 def feature(k_BLHA: Array) -> Array:
@@ -272,27 +252,15 @@ def feature(k_BLHA: Array) -> Array:
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
-class Steps(NamedTuple):
-    """The queries of L steps, and what each writes after its query has read.
+def run(S_BHUA: Array, *steps: Array) -> tuple[Array, Array]:
+    """Returns what the queries of L steps read, o_BLHU, and the last S.
 
-    A step with rates of 0 changes nothing. start_BL: see `FastLayer`.
+    steps: q_BLHA, k_BLHA, v_BLHU, rate_BLHJ and start_BL, as in `Call`. A step writes
+    after its query has read; one with rates of 0 changes nothing. The steps of a chunk
+    are products of matrices: with T_ij = b_i a_{j+1} .. a_i k_i k_j for j < i, what
+    they write solves (I + T) u = b (v - a S k).
     """
-
-    q_BLHA: Array
-    k_BLHA: Array
-    v_BLHA: Array
-    rate_BLHJ: Array
-    start_BL: Array
-
-
-def run(S_BHUA: Array, steps: Steps) -> tuple[Array, Array]:
-    """Returns what the steps' queries read, o_BLHU, and the last S.
-
-    The steps of a chunk are products of matrices: with T_ij = b_i a_{j+1} .. a_i k_i
-    k_j, j < i, what they write solves (I + T) u = b (v - a S k). Only S passes from
-    chunk to chunk. Chunks of 64 steps would take longer on a CPU.
-    """
-    B, L, H, _ = steps.q_BLHA.shape
+    B, L, H, _ = steps[0].shape
     C = min(CHUNK, L)
     P = -(-L // C)
 
@@ -303,49 +271,45 @@ def run(S_BHUA: Array, steps: Steps) -> tuple[Array, Array]:
         return jnp.swapaxes(x_PBC, 2, 3) if x_BL.ndim > 3 else x_PBC
 
     q_PBHCA, k_PBHCA, v_PBHCU, rate_PBHCJ, start_PBC = map(cut, steps)
-    rate_PBHC, log_a_PBHC = rate_PBHCJ[..., 0], rate_PBHCJ[..., 1]
-    after_PBHC = jnp.cumsum(log_a_PBHC, axis=-1)  # decay from the chunk's S to step i
-    before_PBHC = after_PBHC - log_a_PBHC
+    rate_PBHC1, log_a_PBHC = rate_PBHCJ[..., :1], rate_PBHCJ[..., 1]
+    after_PBHC = jnp.cumsum(log_a_PBHC, axis=-1)  # of S, by the steps up to i
+    before_PBHC = after_PBHC - log_a_PBHC  # by those before i
     document_PB1C = jnp.cumsum(start_PBC, axis=-1)[:, :, None]
-    is_first_PB1C = document_PB1C == 0  # reads the chunk's S
-    earlier_CC = jnp.tri(C, k=-1, dtype=bool)
     same_PB1CC = document_PB1C[..., None] == document_PB1C[..., None, :]
-    seen_PB1CC = earlier_CC & same_PB1CC
+    seen_PB1CC = same_PB1CC & jnp.tri(C, k=-1, dtype=bool)
 
-    def decayed(end_PBHC: Array) -> Array:
+    def decay(log: Array, where: Array) -> Array:
+        return jnp.exp(jnp.where(where, log, -jnp.inf))
+
+    def decayed(product_PBHCC: Array, end_PBHC: Array) -> Array:
         log_PBHCC = end_PBHC[..., None] - after_PBHC[..., None, :]
-        return jnp.where(seen_PB1CC, jnp.exp(jnp.where(seen_PB1CC, log_PBHCC, 0)), 0)
+        return product_PBHCC * decay(log_PBHCC, seen_PB1CC)
 
     kk_PBHCC = product("PBHCA,PBHYA->PBHCY", k_PBHCA, k_PBHCA)
-    qk_PBHCC = product("PBHCA,PBHYA->PBHCY", q_PBHCA, k_PBHCA) * decayed(before_PBHC)
-    T_PBHCC = rate_PBHC[..., None] * decayed(after_PBHC) * kk_PBHCC
-    from_S_PBHC = jnp.where(is_first_PB1C, jnp.exp(after_PBHC), 0)
-    # The solution is u - w S^T, and what the queries read o + r S^T.
-    wk_PBHCA = (rate_PBHC * from_S_PBHC)[..., None] * k_PBHCA
-    wv_PBHCU = rate_PBHC[..., None] * v_PBHCU
-    inverse_PBHCC = invert(T_PBHCC)
-    w_PBHCA = product("PBHCY,PBHYA->PBHCA", inverse_PBHCC, wk_PBHCA)
-    u_PBHCU = product("PBHCY,PBHYU->PBHCU", inverse_PBHCC, wv_PBHCU)
+    qk_PBHCC = product("PBHCA,PBHYA->PBHCY", q_PBHCA, k_PBHCA)
+    qk_PBHCC = decayed(qk_PBHCC, before_PBHC)
+    inverse_PBHCC = invert(decayed(kk_PBHCC, after_PBHC) * rate_PBHC1)
+    is_first_PB1C = document_PB1C == 0  # has the document of the chunk's S
+    keep_PBHC1 = decay(after_PBHC, is_first_PB1C)[..., None]
+    # The solution is u - w S^T, and the queries read o + r S^T.
+    u_PBHCU = product("PBHCY,PBHYU->PBHCU", inverse_PBHCC, rate_PBHC1 * v_PBHCU)
+    w_PBHCA = rate_PBHC1 * keep_PBHC1 * k_PBHCA
+    w_PBHCA = product("PBHCY,PBHYA->PBHCA", inverse_PBHCC, w_PBHCA)
     o_PBHCU = product("PBHCY,PBHYU->PBHCU", qk_PBHCC, u_PBHCU)
-    r_PBHCA = jnp.where(is_first_PB1C, jnp.exp(before_PBHC), 0)[..., None] * q_PBHCA
+    r_PBHCA = decay(before_PBHC, is_first_PB1C)[..., None] * q_PBHCA
     r_PBHCA -= product("PBHCY,PBHYA->PBHCA", qk_PBHCC, w_PBHCA)
-    # Of a chunk's writes, the last S holds those of its last document.
-    is_last_PB1C = document_PB1C == document_PB1C[..., -1:]
-    left_PBHC = jnp.where(is_last_PB1C, jnp.exp(after_PBHC[..., -1:] - after_PBHC), 0)
-    k_PBHCA = left_PBHC[..., None] * k_PBHCA
+    # The last S has what the steps of the chunk's last document write.
+    last_PBHC = decay(after_PBHC[..., -1:] - after_PBHC, same_PB1CC[..., -1, :])
+    k_PBHCA = last_PBHC[..., None] * k_PBHCA
 
     def write(S_BHUA: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-        u_BHCU, w_BHCA, k_BHCA, keep_BH = chunk
+        u_BHCU, w_BHCA, k_BHCA, keep_BH11 = chunk
         u_BHCU -= product("BHCA,BHUA->BHCU", w_BHCA, S_BHUA)
         added_BHUA = product("BHCU,BHCA->BHUA", u_BHCU, k_BHCA)
-        return keep_BH[..., None, None] * S_BHUA + added_BHUA, S_BHUA
+        return keep_BH11 * S_BHUA + added_BHUA, S_BHUA
 
-    chunks = u_PBHCU, w_PBHCA, k_PBHCA, from_S_PBHC[..., -1]
-    if P > 1:
-        S_BHUA, S_PBHUA = jax.lax.scan(write, S_BHUA, chunks)
-    else:
-        S_PBHUA = S_BHUA[None]
-        S_BHUA, _ = write(S_BHUA, tuple(x[0] for x in chunks))
+    chunks = u_PBHCU, w_PBHCA, k_PBHCA, keep_PBHC1[..., -1:, :]
+    S_BHUA, S_PBHUA = jax.lax.scan(write, S_BHUA, chunks)
     o_PBHCU += product("PBHCA,PBHUA->PBHCU", r_PBHCA, S_PBHUA)
     o_BPCHU = o_PBHCU.transpose(1, 0, 3, 2, 4)
     return o_BPCHU.reshape(B, P * C, H, -1)[:, :L], S_BHUA
@@ -376,28 +340,11 @@ def invert(T_PBHCC: Array) -> Array:
     return 2 * inverse_PBHCC - times(inverse_PBHCC, rest_PBHCC)
 
 
-def open_fast(
-    memory: MemoryLike, L: int, first_BL: Array | None, length_B: Array | None
-) -> OpenFast:
-    """Returns the memory for a call of L tokens."""
-    assert isinstance(memory, FastMemory), "use kinds.empty_memory"
-    filled_B, M, step_L = memory.filled_B, memory.mem_len, jnp.arange(L)
-    if length_B is None:
-        length_B = jnp.full_like(filled_B, L)
-    if first_BL is None:
-        first_BL = jnp.zeros((len(filled_B), L), bool)
-    is_real_BL = step_L < length_B[:, None]
-    oldest_BL = find_oldest(filled_B, first_BL, M, L, reach=0)
-    written_BL = is_real_BL & (step_L >= oldest_BL)
-    return OpenFast(memory, written_BL, first_BL & is_real_BL, length_B)
-
-
 def fast_products(config: ModelConfig, training: bool) -> float:
     """Returns the FLOPs of one layer's fast weights for a token (`model.flops`).
 
-    The inverse has no backward pass, except for its last step.
+    Of the inverse, only the last step has a backward pass.
     """
     C, H, A = CHUNK, config.n_head, config.d_head
-    once = 2 * config.d_model * 3 * H + H * (12 * C * A + 6 * A * A + 4 * C * C)
-    inverse = H * 12 * C * C
-    return (3 * once if training else once) + inverse
+    once = H * (6 * config.d_model + 12 * C * A + 6 * A * A + 4 * C * C)
+    return (3 * once if training else once) + H * 12 * C * C
