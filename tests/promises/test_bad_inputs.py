@@ -150,7 +150,7 @@ score run --path={home}/nothing.txt       | has no token after another
 score run --path={text} --config.data.dtype=int8 | is for numbers: leave it out
 new data.path={home}/splits               | no split: more.txt): give train, valid
 new data.corpus=enwik8                    | leave it empty, or set data.corpus='text'
-new data.corpus=tfds:nothing data.path=   | or set data.data_dir to where it is
+new data.corpus=tfds:nothing data.path=   | or set data.data_dir to its folder
 new data.vocab_path={home}/words.txt      | lacks '<eos>', which marks each line: add it
 new data.vocab_path={home}/marked.txt     | is not in the vocabulary
 new data.data_dir={text}                  | set data.data_dir
