@@ -67,10 +67,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_orbax() -> None:
-    """Mutes orbax's messages about earlier failures, as programs do."""
+    """Mutes orbax's log and its messages about earlier failures, as programs do."""
     from txl_jax.checkpoint import save_restore
 
-    save_restore.prepare_orbax()
+    save_restore.mute_orbax()
 
 
 PROJECT = ("tests/launch/", "tests/project/", "tests/rl/")

@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         allocator.keep_freed()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # also ends C++ code
         os.environ["MPLBACKEND"] = "agg"  # pictures are files
+        os.environ.setdefault("EPATH_USE_TF", "false")  # TensorFlow's file system
         if sys.stdout:  # its encoding may lack characters
             sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:

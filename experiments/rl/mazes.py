@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from txl_jax.checkpoint import save_restore
 from txl_jax.errors import Interrupted, UserError
@@ -97,8 +96,7 @@ def plot(cells: list[Json], path: Path) -> None:
 def main() -> int:
     args = read_flags()
     allocator.keep_freed()
-    logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
-    save_restore.prepare_orbax()
+    save_restore.mute_orbax()
     cells = []
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import logging
 from jax.sharding import Mesh, PartitionSpec
 
 from txl_jax.checkpoint import save_restore
@@ -202,8 +201,7 @@ def read_flags() -> tuple[Options, Path]:
 
 def main() -> int:
     """Trains, and prints one JSON line; returns the exit status."""
-    logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
-    save_restore.prepare_orbax()
+    save_restore.mute_orbax()
     try:
         options, workdir = read_flags()
         allocator.keep_freed()

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from absl import logging as absl_logging
 
 from tests import test_train
 from tests.checkpoint.test_checkpoint import assert_same, like
@@ -34,15 +33,6 @@ from txl_jax.runtime import storage
 pytestmark = pytest.mark.promise("Damage is noticed")
 
 LIMIT_BYTES = 3000
-
-
-@pytest.fixture(autouse=True)
-def quiet_orbax() -> Iterator[None]:
-    """Keeps orbax's tracebacks out of stderr, a file with the same limit."""
-    verbosity = absl_logging.get_verbosity()
-    absl_logging.set_verbosity(absl_logging.FATAL)
-    yield
-    absl_logging.set_verbosity(verbosity)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A room imports only from rows above its own, so the data flows one way."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,41 @@ def test_the_core_loads_neither_files_processes_nor_reports() -> None:
     assert {room(name) for name in ours} <= {*core}
     others = {"orbax", "tqdm", "requests", "tensorflow", "matplotlib"}
     assert not others & {name.partition(".")[0] for name in loaded}
+
+
+# Compares the settings of a user's process around calls of the package. The libraries
+# are imported first, since importing them has effects of their own.
+SETTINGS = """
+import logging, os, signal, sys, threading, warnings
+import flax.linen, jax, ml_collections, optax, orbax.checkpoint
+
+NAMES = {*logging.root.manager.loggerDict, "txl_jax", "absl", "asyncio", "gcsfs"}
+LOGGERS = [logging.root, *map(logging.getLogger, sorted(NAMES))]
+
+def settings():
+    return {
+        **{x: (x.level, repr(x.handlers), x.propagate, x.disabled) for x in LOGGERS},
+        **{name: getattr(sys, name) for name in dir(sys) if name.endswith("hook")},
+        **{x: signal.getsignal(x) for x in signal.valid_signals()},
+        **os.environ, **jax.config.values,
+        "warnings": [*warnings.filters], "threads": threading.excepthook,
+    }
+
+before = settings()
+import txl_jax
+from txl_jax.main import main
+
+txl_jax.load("shakespeare")
+main(["--mode=compile", "--config=quickstart"])
+after = settings()
+changed = [x for x in before | after if before.get(x) != after.get(x)]
+assert not changed, changed
+"""
+
+
+def test_a_users_process_keeps_its_settings() -> None:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", SETTINGS], check=True, env=environment)
 
 
 def test_experiments_import_config_alone_and_ablations_their_parent() -> None:

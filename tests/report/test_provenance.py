@@ -30,7 +30,6 @@ def test_revision_of_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         command = ["git", "-C", str(tmp_path), *author, *arguments]
         return subprocess.check_output(command, text=True).strip()
 
-    revision = git_revision.__wrapped__
     names = "package.py", "notes.txt", "results.json"
     package, notes, results = (tmp_path / name for name in names)
     for file in (package, notes, results):
@@ -38,16 +37,16 @@ def test_revision_of_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):  # ignore the user's
         monkeypatch.setenv(name, "/dev/null")
-    assert revision(package) == "none", "outside of a repository"
+    assert git_revision(package) == "none", "outside of a repository"
     git("init", "--quiet")
     git("add", "package.py", "results.json")
     git("commit", "--quiet", "--message=one")
     head = git("rev-parse", "HEAD")
-    assert len(head) == 40 and revision(package) == head
-    assert revision(notes) == "none", "installed in another repository"
+    assert len(head) == 40 and git_revision(package) == head
+    assert git_revision(notes) == "none", "installed in another repository"
     results.write_text("changed\n")
-    assert revision(package) == head
+    assert git_revision(package) == head
     package.write_text("changed\n")
-    assert revision(package) == head + "+dirty"
+    assert git_revision(package) == head + "+dirty"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert revision(package) == "none", "without git"
+    assert git_revision(package) == "none", "without git"

@@ -90,12 +90,13 @@ def find_devices(tpus: Slices) -> list[jax.Device]:
         raise UserError(
             "compiling for TPUs needs libtpu, their compiler: pip install 'jax[tpu]'"
         )
-    os.environ.update(ENVIRONMENT | os.environ)
     config: dict[str, str | int] = {}
     if tpus.name.startswith("v4"):
         config["chip_config_name"] = "megacore"
     if tpus.slices > 1:
         config["num_slices"] = tpus.slices
+    added = [name for name in ENVIRONMENT if name not in os.environ]
+    os.environ |= {name: ENVIRONMENT[name] for name in added}
     try:
         topology = topologies.get_topology_desc(tpus.name, platform="tpu", **config)
     except Exception as error:  # jaxlib has no narrower exception
@@ -103,6 +104,9 @@ def find_devices(tpus: Slices) -> list[jax.Device]:
         raise UserError(
             f"compile.topology = {tpus.name!r} is not a slice of TPUs: {reason}"
         ) from error
+    finally:  # libtpu has read them
+        for name in added:
+            del os.environ[name]
     return list(topology.devices)
 
 

@@ -8,7 +8,6 @@ together: it renames a folder, or on gs:// writes a commit file last.
 
 import contextlib
 import dataclasses
-import functools
 import glob
 import logging
 import shutil
@@ -20,7 +19,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging as absl_logging
 from etils import epath
 from orbax.checkpoint import checkpoint_managers, type_handlers
 
@@ -34,7 +35,6 @@ from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, storage
 from txl_jax.update.state import Average, Program, TrainState
 
-ITEMS = ("params", "average", "training", manifests.ITEM)
 COMMITTED = "commit_success.txt"  # on gs://, the file that orbax writes last
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
 LIMIT_SECONDS = 1200  # for a save, including the wait for a process that has failed
@@ -56,17 +56,13 @@ def errors() -> tuple[type[Exception], ...]:
     return ValueError, *storage.errors()  # TensorStore raises ValueError
 
 
-@functools.cache
-def prepare_orbax() -> None:
-    """Sets how arrays are written, and mutes operations that a failure has abandoned.
+def mute_orbax() -> None:
+    """Mutes orbax's log, and the operations that a failed save has abandoned.
 
     Each of these would print a traceback when it is garbage-collected. The settings are
     the process's, so programs make this call, and functions of the package do not.
     """
-    handler = type_handlers.ArrayHandler(
-        min_slice_bytes_for_replica_parallel=SLICE_BYTES
-    )
-    type_handlers.register_type_handler(jax.Array, handler, override=True)
+    absl_logging.set_verbosity(absl_logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     show = sys.unraisablehook
 
@@ -85,6 +81,17 @@ class Manager(ocp.CheckpointManager):
     def reached_preemption(self, step: int) -> bool:
         """Returns False: orbax would ask jax with other step numbers than the loop."""
         return False
+
+
+def item_handlers() -> dict[str, ocp.CheckpointHandler]:
+    """Returns what writes each item of a checkpoint."""
+    array = type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SLICE_BYTES)
+    registry = type_handlers.create_type_handler_registry(
+        (jax.Array, array), (np.ndarray, type_handlers.NumpyHandler())
+    )
+    trees = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+    handlers = dict.fromkeys(("params", "average", "training"), trees)
+    return {**handlers, manifests.ITEM: ocp.JsonCheckpointHandler()}
 
 
 class Best:
@@ -143,7 +150,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                     timeout_secs=LIMIT_SECONDS, create_directories_asynchronously=False
                 ),
             )
-            self._orbax = Manager(self.folder, item_names=ITEMS, options=options)
+            self._orbax = Manager(
+                self.folder, options=options, item_handlers=item_handlers()
+            )
         return self._orbax
 
     def _drop(self) -> None:
@@ -194,7 +203,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         saved = Manifest(step, position, valid_nll, manifests.checksums(items))
         self.manifests[step] = saved  # `Best` reads it
         args: dict[str, ocp.args.CheckpointArgs] = {
-            name: ocp.args.StandardSave(tree) for name, tree in items.items()
+            name: ocp.args.PyTreeSave(tree) for name, tree in items.items()
         }
         args[manifests.ITEM] = ocp.args.JsonSave(saved.to_json())
         with distributed.together(*errors()):  # the others would wait in `save`

@@ -81,11 +81,16 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
         for value in in_order(field, [*values, trained])
     }
     warn_of_rotations([*configs.values()][-1])
+    rates = field in RATES  # which share the compiled program
+    adaptation = make_adaptation(loaded, tokens, workdir) if rates else None
     rows: list[Json] = []
     say(aligned(field, ("perplexity", "bits/token", "tokens/s"), WIDTH))
     for value, each in configs.items():
-        scores = evaluate_split(loaded._replace(config=each), tokens, workdir)
-        if field in RATES and value != trained and not math.isfinite(scores["ppl"]):
+        own = adaptation and adaptation.at_rates(each.eval)
+        scores = evaluate_split(
+            loaded._replace(config=each), tokens, workdir, adaptation=own
+        )
+        if rates and value != trained and not math.isfinite(scores["ppl"]):
             say(f"{value:<{WIDTH}}diverges, and is left out of the result")
             continue
         rows.append({field: value, **{name: scores[name] for name in SCORES}})
@@ -142,19 +147,32 @@ def evaluate_cold_start(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
     return result | write_files(workdir / "cold_start", result | curve, plot)
 
 
+def make_adaptation(loaded: Loaded, tokens: Tokens, workdir: Path) -> Adaptation:
+    """Returns the reader of dynamic evaluation; raises UserError for many streams."""
+    config, mesh = loaded.config.eval, loaded.mesh
+    check_streams(mesh, config.streams, "eval.streams")
+    by_size = config.dynamic == "rms"
+    rms = gradient_sizes(loaded, tokens, workdir) if by_size else None
+    return Adaptation(loaded.config.model, config, mesh, rms)
+
+
 def evaluate_split(
-    loaded: Loaded, tokens: Tokens, workdir: Path, plain: Evaluate | None = None
+    loaded: Loaded,
+    tokens: Tokens,
+    workdir: Path,
+    plain: Evaluate | None = None,
+    adaptation: Adaptation | None = None,
 ) -> Json:
-    """Returns the nll of a split; `plain`: `make_evaluate`'s, if it is compiled."""
+    """Returns the nll of a split.
+
+    plain: the result of `make_evaluate` if there is one. adaptation: likewise, of
+    `make_adaptation`, with eval.dynamic.
+    """
     config, split = loaded.config.eval, loaded.config.eval.split
     model, mesh = loaded.config.model, loaded.mesh
     reader: Reader | Adaptation | None = None
     if config.dynamic:
-        check_streams(mesh, config.streams, "eval.streams")
-        rms = None
-        if config.dynamic == "rms":
-            rms = gradient_sizes(loaded, tokens, workdir)
-        reader = Adaptation(model, config, mesh, rms)
+        reader = adaptation or make_adaptation(loaded, tokens, workdir)
     elif config.cache_len:
         reader = continuous_cache.make_reader(model, config, mesh)
     score = None if reader else plain

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import jax
-from absl import logging as absl_logging
 from etils import epy
 
 from txl_jax.checkpoint import save_restore
@@ -21,7 +20,7 @@ from txl_jax.errors import BadNumbers, Interrupted, UserError, device_error
 from txl_jax.kernels import check, dispatch
 from txl_jax.paper.options import MEMORIES
 from txl_jax.report import provenance
-from txl_jax.report.log import Lines, say, to_json, waiting
+from txl_jax.report.log import say, showing_lines, to_json, waiting
 from txl_jax.runtime import distributed, programs, storage
 from txl_jax.runtime.storage import Json
 from txl_jax.workdir.load import Loaded, initial_data, load
@@ -90,12 +89,9 @@ RUN: dict[str, Callable[[Command], Json]] = {
 
 def execute(command: Command, is_program: bool) -> tuple[int, str]:
     """Runs the command's mode; returns the exit status and the result to print."""
-    absl_logging.set_verbosity(absl_logging.FATAL)  # orbax's errors are reported below
-    save_restore.prepare_orbax()
-    logging.getLogger("txl_jax").handlers = [Lines()]
-    provenance.git_revision()  # before the checkout can change
     try:
         with ExitStack() as stack:
+            stack.enter_context(showing_lines())
             if is_program:
                 leave = functools.partial(distributed.exit_on_error, mode=command.mode)
                 stack.push(leave)
@@ -142,7 +138,12 @@ def check_kernel(config: Config) -> Config:
 
 
 def start_processes(command: Command) -> None:
-    """Connects this process to the others, if any, and finds the devices of all."""
+    """Connects this process to the others, if any, and finds the devices of all.
+
+    Here are the settings of a whole process, which a user's program would keep.
+    """
+    save_restore.mute_orbax()  # its errors are reported in a line
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its errors are raised too
     distributed.connect()
     if command.mode not in ("train", "table"):  # whose loop takes it from jax
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

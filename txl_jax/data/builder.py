@@ -24,6 +24,7 @@ from absl import logging as absl_logging
 from google.protobuf import json_format
 from tensorflow_datasets.core.download import downloader
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+from tensorflow_datasets.core.utils import tqdm_utils
 
 from txl_jax.data.byte_ranges import (
     ByteRanges,
@@ -45,8 +46,7 @@ BLOCK_BYTES = 1 << 20  # one example; reading single lines was 700 times slower
 SHARD_BYTES = 64 << 20  # one file on disk
 READ_BYTES = 1 << 20  # at once; reading single short texts was 30 times slower
 DAMAGE = RuntimeError, json_format.Error  # raised by ArrayRecord and TFDS
-downloader.MAX_RETRIES = 4  # TFDS's ten retries wait 204 s without a network
-logging.getLogger("urllib3").setLevel(logging.ERROR)  # hides its attempts
+RETRIES = 4  # TFDS's ten retries wait 204 s without a network
 
 Example = tuple[int, dict[str, np.ndarray]]
 
@@ -184,19 +184,26 @@ def _read(builder: tfds.core.DatasetBuilder, split: str, feature: str) -> Iterat
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppresses TFDS's output.
+    """Suppresses TFDS's output, and limits its attempts to download.
 
     TFDS prints to stdout, whose last line is a run's result, and warns on stderr about
     configs that its class does not list.
     """
-    verbosity = absl_logging.get_verbosity()
+    logger = logging.getLogger("urllib3")  # which reports each attempt
+    before = absl_logging.get_verbosity(), logger.level, downloader.MAX_RETRIES
+    shows_bars = tqdm_utils._active
     absl_logging.set_verbosity(absl_logging.ERROR)
-    tfds.disable_progress_bar()
+    logger.setLevel(logging.ERROR)
+    downloader.MAX_RETRIES = RETRIES
+    tfds.display_progress_bar(False)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
-        absl_logging.set_verbosity(verbosity)
+        absl_logging.set_verbosity(before[0])
+        logger.setLevel(before[1])
+        downloader.MAX_RETRIES = before[2]
+        tfds.display_progress_bar(shows_bars)
 
 
 def fetch(

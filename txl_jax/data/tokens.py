@@ -7,14 +7,13 @@ gs://, it is copied once to each host, because the files are memory-mapped.
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,17 @@ class Tokens:
     folder: Path
     vocab: Vocab
     manifest: Json
+    _verified: dict[str, int] = field(default_factory=dict)  # when last changed, in ns
 
     def split(self, name: str) -> np.ndarray:
         """Returns a read-only memory map of a split, whose checksum is verified."""
         path = self.folder / f"{name}.bin"
-        digest = _digest(path, path.stat().st_mtime_ns)
-        with refusing_damage(self.folder, AGAIN):
-            if digest != self.manifest["splits"][name]["sha256"]:
-                raise ValueError(f"{path.name} has changed since it was prepared")
+        changed = path.stat().st_mtime_ns
+        if self._verified.get(name) != changed:
+            with refusing_damage(self.folder, AGAIN):
+                if checksum(path) != self.manifest["splits"][name]["sha256"]:
+                    raise ValueError(f"{path.name} has changed since it was prepared")
+            self._verified[name] = changed
         return np.memmap(path, self.vocab.dtype, "r")
 
     def denominators(self, name: str) -> dict[str, int]:
@@ -68,11 +70,6 @@ class Tokens:
         entry = self.manifest["splits"][name]
         names = ("tokens", "bytes", "original_bytes", "words", "lines")
         return {key: entry[key] for key in names if key in entry}
-
-
-@functools.cache
-def _digest(path: Path, _changed_ns: int) -> str:
-    return checksum(path)
 
 
 def copies(config: DataConfig) -> list[RemotePath]:

@@ -13,6 +13,7 @@ holds hidden states, as in training, since keys and values depend on the paramet
 Dims: S segments in one call, B = 1 stream, L segment.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -133,13 +134,6 @@ def to_roots(squares: Params) -> Params:
     return jax.tree.map(lambda x: x / mean, roots)
 
 
-@functools.lru_cache(maxsize=1)  # a sweep over rates needs one program
-def make_calls(model: ModelConfig, rule: str, tgt_len: int, mesh: Mesh) -> Calls:
-    """Returns the calls of `adapt`, for one rule and length of segments."""
-    step = functools.partial(adapt, model)
-    return Calls("the dynamic evaluation step", step, mesh, donate=(1,))
-
-
 class Adaptation:
     """Reads one stream, to which the parameters adapt.
 
@@ -155,7 +149,14 @@ class Adaptation:
     ) -> None:
         self.model = model_without_dropout(model_config, config)
         self.config, self.rms = config, rms
-        self.calls = make_calls(self.model, config.dynamic, config.tgt_len, mesh)
+        step = functools.partial(adapt, self.model)
+        self.calls = Calls("the dynamic evaluation step", step, mesh, donate=(1,))
+
+    def at_rates(self, config: EvalConfig) -> "Adaptation":
+        """Returns an adaptation with the rates of `config`, and the same program."""
+        other = copy.copy(self)
+        other.config = config
+        return other
 
     def _start(self, params: Params) -> tuple[Rule, Carry]:
         config, rms = self.config, self.rms

@@ -17,7 +17,7 @@ from txl_jax.config import Config, select, values_of, with_values
 from txl_jax.config import load as load_experiment
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.evaluate.perplexity import make_evaluate
+from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.fields import Values
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
@@ -67,6 +67,7 @@ class TrainedRun(Protocol):
 
 # Trains a row in a workdir.
 Train = Callable[[Config, Path], AbstractContextManager[TrainedRun]]
+MakeEvaluate = Callable[..., Evaluate]  # as `make_evaluate`
 
 
 def run(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> Json:
@@ -76,23 +77,30 @@ def run(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> J
         for name in TABLES[table.table]
         if name in (table.rows or TABLES[table.table])
     }
+    # The seeds of a row share the program compiled for each length.
+    make = functools.lru_cache(maxsize=2 * len(MULTIPLES))(make_evaluate)
     results: dict[str, RowResult] = {}
     folders: list[Path] = []
     for name, rows in plan.items():
         nlls = []
         for row in rows:
             folders.append(workdir / name / f"seed_{row.train.seed}")
-            nlls.append(run_once(row, folders[-1], train))
+            nlls.append(run_once(row, folders[-1], train, make))
         results[name] = comparison.summarize(nlls, init_len(rows[0]))
     first = {name: rows[0] for name, rows in plan.items()}
     return write(table, workdir, results, first, describe_runs(folders))
 
 
-def run_once(row: Config, workdir: Path, train: Train) -> dict[int, float]:
+def run_once(
+    row: Config, workdir: Path, train: Train, make: MakeEvaluate = make_evaluate
+) -> dict[int, float]:
     """Returns a run's nll by attention length, from its workdir if it is finished."""
     path = workdir / RESULT
     result = keep(
-        row, path, train, lambda run: run.result | score(row, workdir, run.tokens)
+        row,
+        path,
+        train,
+        lambda run: run.result | score(row, workdir, run.tokens, make),
     )
     with refusing_damage(path):
         return {x: float(result["nll_nats"][str(x)]) for x in lengths(row)}
@@ -128,20 +136,14 @@ def identity(row: Config) -> Json:
     return json.loads(to_json(fields))
 
 
-# The seeds of a row share the program compiled for each length.
-make_evaluate_once = functools.lru_cache(maxsize=2 * len(MULTIPLES))(make_evaluate)
-
-
-def score(row: Config, workdir: Path, tokens: Tokens) -> Json:
+def score(row: Config, workdir: Path, tokens: Tokens, make: MakeEvaluate) -> Json:
     """Returns the nll of a trained run by attention length; a signal interrupts it."""
     loaded, text = load(workdir, row), tokens.split(row.eval.split)
     nll_nats = {}
     for length in lengths(row):
         evaluation = attend(loaded.config, length)
         model, mesh, ids = loaded.config.model, loaded.mesh, loaded.ids
-        evaluate = make_evaluate_once(
-            model, evaluation, mesh, reset_memory_at=ids.eval_reset
-        )
+        evaluate = make(model, evaluation, mesh, reset_memory_at=ids.eval_reset)
         with Progress(f"attention to {length} tokens") as progress:
             scores = evaluate(loaded.params, text, progress)
         nll_nats[str(length)] = scores["nll"]

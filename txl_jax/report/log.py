@@ -58,6 +58,17 @@ class Lines(logging.Handler):
         say(record.getMessage())
 
 
+@contextlib.contextmanager
+def showing_lines() -> Iterator[None]:
+    """Prints messages of the core inside the context, as `say` does."""
+    logger = logging.getLogger("txl_jax")
+    before, logger.handlers = logger.handlers, [Lines()]
+    try:
+        yield
+    finally:
+        logger.handlers = before
+
+
 class Lowers(Protocol):
     """A jitted function, or anything else that can be lowered to a program."""
 

@@ -1,7 +1,6 @@
 """The origin of a run's numbers: config, code, libraries, devices, data, seed."""
 
 import datetime
-import functools
 import importlib.metadata
 import os
 import platform
@@ -55,7 +54,6 @@ def differences(before: Json, now: Json) -> list[str]:
     ]
 
 
-@functools.cache
 def git_revision(file: Path = Path(__file__)) -> str:
     """Returns the commit of a file's checkout, or "none".
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import functools
 import re
 import time
 import timeit
@@ -120,7 +119,6 @@ def known_peak(device_kind: str) -> float:
     return PEAK_FLOPS[max(names, key=len)] if names else 0.0
 
 
-@functools.cache
 def measured_peak() -> float:
     """Returns the FLOP/s of a float32 matrix product, the best of a few."""
     device = jax.local_devices()[0]

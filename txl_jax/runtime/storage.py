@@ -7,7 +7,6 @@ tenth of a second to import, and only gs:// needs it.
 import contextlib
 import errno
 import importlib.util
-import logging
 import os
 import re
 import sys
@@ -56,8 +55,6 @@ def remote_path(address: str, flag: str) -> Path:
             raise UserError(
                 f"{flag}={address!r} needs {name}: pip install 'txl_jax[gcs]'"
             )
-    os.environ.setdefault("EPATH_USE_TF", "false")  # TensorFlow's file system
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # the errors are raised too
     from etils import epath
 
     return cast(Path, epath.Path(SCHEME + "/".join(parts)))
