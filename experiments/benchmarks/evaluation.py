@@ -22,7 +22,7 @@ from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.evaluate.score import make_score
 from txl_jax.generate.options import GenerateConfig
-from txl_jax.generate.sampler import Sampler
+from txl_jax.generate.sampler import Reading, Sampler
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper.recl import make_context_nll
 
@@ -43,10 +43,11 @@ def make_program(
         nll = make_context_nll(model_config, config, params, mesh)
         return lambda: nll(text_T, np.array([T]), T, lambda *_: None)
     model_config = evaluation_model(model_config, config)
-    options, more = GenerateConfig(mem_len=config.mem_len), config.segments_per_step
-    sizes = 1, len(text_T), None, config.tgt_len, more
-    sampler = Sampler(model_config, params, options, *sizes)
-    return lambda: jax.block_until_ready(sampler.read([text_T]))
+    options = GenerateConfig(mem_len=config.mem_len)
+    reading = Reading(config.tgt_len, config.segments_per_step)
+    sizes = {"batch_size": 1, "longest": len(text_T)}
+    sampler = Sampler(model_config, params, options, **sizes, reading=reading)
+    return lambda: jax.block_until_ready(sampler.prefill([text_T]))
 
 
 def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def test_long_prompts_are_split_over_devices() -> None:
         split, whole = (
             sampler.Sampler(
                 *(tiny.CONFIG, own, MEMORY, len(prompts), lengths[0]),
-                *(None, 3, 8, each),
+                reading=sampler.Reading(3, 8, each),
             )
             for own, each in ((params, mesh), (PARAMS, None))
         )
@@ -205,7 +205,8 @@ def test_a_window_is_read_again_for_every_token(
 def test_groups_of_prompts_share_programs() -> None:
     """The last group may be smaller, and its prompts shorter or longer."""
     prompts = [tiny.make_tokens(1, 9, seed=n)[0][: 3 + n] for n in range(5)]
-    several = sampler.Sampler(tiny.CONFIG, PARAMS, MEMORY, 2, 9, window=3)
+    reading = sampler.Reading(window=3)
+    several = sampler.Sampler(tiny.CONFIG, PARAMS, MEMORY, 2, 9, reading=reading)
     for first in (0, 2, 4):
         own = prompts[first : first + 2]
         (actual,) = several.stream(own, MEMORY.seed)

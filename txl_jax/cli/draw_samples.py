@@ -13,6 +13,7 @@ from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, printable
 from txl_jax.generate import texts
+from txl_jax.generate.sampler import Reading
 from txl_jax.report.log import json_lines, say, writing
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json
@@ -72,10 +73,12 @@ def draw_samples(
         vocab,
         options,
         prompts,
-        show=show,
-        window=config.eval.ext_len + config.eval.tgt_len,
-        segments=config.eval.segments_per_step,
-        mesh=loaded.mesh,
+        show,
+        Reading(
+            config.eval.ext_len + config.eval.tgt_len,
+            config.eval.segments_per_step,
+            loaded.mesh,
+        ),
     )
     samples: list[texts.Sample] = []
     with json_lines("" if arrays else options.output, "generate.output") as append:

@@ -92,14 +92,26 @@ def choose(logits_BV: Array, key: Array, config: GenerateConfig) -> Array:
     return jax.random.categorical(key, restrict(logits_BV, config))
 
 
+class Reading(NamedTuple):
+    """How prompts are read: in segments of `window` tokens, `segments` at a time.
+
+    Long prompts are split over the segments of the mesh. With mem_len = 0, each token
+    is sampled from the newest `window` tokens.
+    """
+
+    window: int = EvalConfig.tgt_len
+    segments: int = EvalConfig.segments_per_step
+    mesh: Mesh | None = None
+
+
+READING = Reading()
+
+
 class Sampler:
     """Continues prompts, batch_size at a time, with programs that are compiled once.
 
     longest: tokens in the longest prompt. All sampled tokens are below vocab_size, for
-    models larger than their vocabulary. Prompts are read in segments of `window`
-    tokens, and `segments` of them are computed together, as in evaluation. Long prompts
-    are split over the segments of the mesh. With mem_len = 0, each token is sampled
-    from the newest `window` tokens.
+    models larger than their vocabulary.
     """
 
     def __init__(
@@ -110,16 +122,14 @@ class Sampler:
         batch_size: int,
         longest: int,
         vocab_size: int | None = None,
-        window: int = EvalConfig.tgt_len,
-        segments: int = EvalConfig.segments_per_step,
-        mesh: Mesh | None = None,
+        reading: Reading = READING,
     ) -> None:
         self.config = model = generation_model(model_config, config)
         self.options, self.vocab_size, self.batch_size = config, vocab_size, batch_size
         by_segments = bool(model.memory_tokens) or model.recurrence == "same"
         self.one_by_one = model.has_memory and not by_segments
-        self.window = 0 if self.one_by_one else window
-        self.reader = self._make_reader(longest - 1, window, segments, mesh)
+        self.window = 0 if self.one_by_one else reading.window
+        self.reader = self._make_reader(longest - 1, *reading)
         self.model, lay_out = fixed_model(model)
         self.params = jax.jit(lay_out)(params)
         self.reader_params = params if self.reader.in_pieces else self.params
@@ -150,7 +160,7 @@ class Sampler:
         """
         count, num_tokens = len(prompts), self.options.num_tokens
         seed_B = (seed + np.arange(self.batch_size, dtype=np.int64)).astype(np.uint32)
-        context = self.read([*prompts, *[prompts[0]] * (self.batch_size - count)])
+        context = self.prefill([*prompts, *[prompts[0]] * (self.batch_size - count)])
         if self.draw is None:
             places = jax.tree.map(lambda x: x.sharding, context)
             draw = jax.jit(self._draw, donate_argnums=1, out_shardings=(places, None))
@@ -162,7 +172,7 @@ class Sampler:
             drawn = jax.device_get(drawn)
             yield Drawn(*(np.asarray(x)[:count, : num_tokens - first] for x in drawn))
 
-    def read(self, prompts: list[np.ndarray]) -> Context:
+    def prefill(self, prompts: list[np.ndarray]) -> Context:
         """Returns the context after reading batch_size prompts."""
         L = self.window or 1  # tokens that enter the memory together
         if not self.config.has_memory:
@@ -280,10 +290,11 @@ def stream(
     """Yields the next tokens of each prompt, EVERY at a time, and their nll.
 
     Prompt b is continued with the seed config.seed + b, independently of the other
-    prompts. For the other arguments see `Sampler`.
+    prompts. For the other arguments see `Sampler` and `Reading`.
     """
-    sizes = len(prompts), max(map(len, prompts)), vocab_size, window, segments
-    sampler = Sampler(model_config, params, config, *sizes, mesh)
+    sizes = len(prompts), max(map(len, prompts)), vocab_size
+    reading = Reading(window, segments, mesh)
+    sampler = Sampler(model_config, params, config, *sizes, reading)
     return sampler.stream(prompts, config.seed)
 
 

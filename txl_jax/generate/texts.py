@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
 from txl_jax.data.files import read_blocks, read_stdin, text_files
 from txl_jax.data.vocab import CONTEXT, HALF, Vocab, report_unknown, spell
 from txl_jax.errors import UserError, prefixed
 from txl_jax.generate.options import GenerateConfig
-from txl_jax.generate.sampler import Sampler
+from txl_jax.generate.sampler import READING, Reading, Sampler
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.report.log import require_other, say
@@ -129,21 +128,16 @@ def draw(
     config: GenerateConfig,
     prompts: list[np.ndarray],
     show: Show,
-    window: int = 1,
-    segments: int = 1,
-    mesh: Mesh | None = None,
+    reading: Reading = READING,
 ) -> Iterator[Sample]:
-    """Yields a sample for each prompt; window, segments, mesh: see `Sampler`.
-
-    A single sample is shown while it is drawn.
-    """
+    """Yields a sample for each prompt; a single sample is shown while it is drawn."""
     longest, one = max(map(len, prompts)), len(prompts) == 1
     remembers = config.mem_len or model_config.memory_tokens
-    if not remembers and longest > window:
-        say(f"the prompt has {longest} tokens: only the newest {window} are used")
+    if not remembers and longest > reading.window:
+        most = reading.window
+        say(f"the prompt has {longest} tokens: only the newest {most} are used")
     B = math.ceil(len(prompts) / math.ceil(len(prompts) / STREAMS))
-    more = len(vocab), window, segments, mesh
-    sampler = Sampler(model_config, params, config, B, longest, *more)
+    sampler = Sampler(model_config, params, config, B, longest, len(vocab), reading)
     for first in range(0, len(prompts), B):
         samples = [
             Sample(vocab, prompt_T, (config.seed + n) % 2**32, config.stop)
