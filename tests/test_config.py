@@ -42,8 +42,8 @@ def test_options_list_the_implemented_choices() -> None:
     stated: list[tuple[Any, tuple[Any, ...]]] = [
         (optim.OPTIMIZERS, update.OPTIMIZERS),
         (optim.SCHEDULES, update.SCHEDULES),
-        (vocab.VOCABULARIES, data.VOCABULARIES),
-        (catalog.CORPORA, data.CORPORA),
+        (vocab.FROM_JSON, data.VOCAB_KINDS),
+        (catalog.CORPORA, data.CORPUS_NAMES),
         (CONVENTIONS, data.CONVENTIONS),
         ({"auto": None, **dispatch.KERNELS}, model.KERNELS),
         (positions.SCHEMES, model.POSITIONS),

@@ -58,7 +58,7 @@ def main() -> None:
     program = hlo.HloProgram(done.program.as_text() or "")
     cycles = sum(
         int(found[1]) * times
-        for op, _, times in program.visit(False)
+        for op, _, times in program.visit(fusions=False)
         if (found := re.search(r'"estimated_cycles":"(\d+)"', op.text))
     )
     if args.kernel == "tpu":

@@ -23,7 +23,7 @@ class Op(NamedTuple):
     text: str  # operands and attributes
     root: bool
 
-    def find(self, pattern: str) -> str:
+    def match(self, pattern: str) -> str:
         """Returns the first group of a regular expression in the text, or ""."""
         match = re.search(pattern, self.text)
         return match[1] if match else ""
@@ -69,18 +69,18 @@ class HloProgram:
                 attribute = r"(?:branch_computations=\{(?:[^}]*, )?|true_computation=)"
             elif op.kind == "call" or (op.kind == "fusion" and fusions):
                 attribute = "(?:to_apply|calls)="
-            if attribute and (called := op.find(attribute + r"%?([\w.\-]+)")):
+            if attribute and (called := op.match(attribute + r"%?([\w.\-]+)")):
                 yield from self.visit(fusions, called, count)
 
     def trips(self, loop: Op) -> int:
         """Returns the trip count of a loop, 1 if it depends on the data."""
-        if known := loop.find(r'"known_trip_count":\{"n":"(\d+)"'):
+        if known := loop.match(r'"known_trip_count":\{"n":"(\d+)"'):
             return int(known)
-        condition = self.computations[loop.find(r"condition=%?([\w.\-]+)")]
+        condition = self.computations[loop.match(r"condition=%?([\w.\-]+)")]
         test = next(op for op in condition.values() if op.root)
         for limit in (condition[operand] for operand in test.operands):
             if limit.kind == "constant" and "direction=LT" in test.text:
-                return max(int(limit.find(r"(-?\d+)")), 0)
+                return max(int(limit.match(r"(-?\d+)")), 0)
         return 1
 
 
@@ -102,7 +102,7 @@ def collectives(program: HloProgram) -> list[Collective]:
         kind, home = op.kind.removesuffix("-start"), program.computations[name]
         if kind not in KINDS:
             continue
-        chain = op.find(r'(channel_id=\d+.*chain_id="\d+")')
+        chain = op.match(r'(channel_id=\d+.*chain_id="\d+")')
         if chain and chain in seen:
             continue
         seen.add(chain)

@@ -83,7 +83,7 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def read(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Row]:
     """Returns the rows of a .jsonl file, which may be missing."""
     rows = []
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
@@ -123,12 +123,12 @@ def fill(
     A wanted row has the fields that identify it. At most `most` rows are measured.
     """
     for row in wanted:
-        if most and not any(row.items() <= each.items() for each in read(lines)):
+        if most and not any(row.items() <= each.items() for each in read_rows(lines)):
             most -= 1
             append(lines, made := measure(row))
             print(json.dumps(made)[:300], flush=True)
-            page.write_text(render(read(lines)), "utf-8")
-    page.write_text(render(read(lines)), "utf-8")
+            page.write_text(render(read_rows(lines)), "utf-8")
+    page.write_text(render(read_rows(lines)), "utf-8")
 
 
 def provenance() -> dict[str, Any]:

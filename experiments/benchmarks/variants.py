@@ -244,7 +244,7 @@ def main() -> None:
         for name in names
     ]
     record.fill(target, table, page, rows, functools.partial(line, args))
-    print(page(record.read(target)))
+    print(page(record.read_rows(target)))
 
 
 if __name__ == "__main__":

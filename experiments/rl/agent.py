@@ -152,7 +152,7 @@ def start_acting(
     return agent.clone(core=model), params, RingMemory.of(config, key_values)
 
 
-def read(
+def read_window(
     agent: Agent, params: Params, memory: Any, seen_BTX: Array, first_BT: Array, L: int
 ) -> tuple[Array, Array, Any]:
     """Returns (logits_BTA, value_BT, memory) after a window, read L steps at a time.

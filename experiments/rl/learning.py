@@ -20,7 +20,7 @@ from txl_jax.model.initializers import Params
 from txl_jax.update.state import Metrics, TrainState
 from txl_jax.update.step import split_streams, stream_dimension
 
-from .agent import Agent, read, start_acting
+from .agent import Agent, read_window, start_acting
 from .environments import Environment
 from .options import Options
 
@@ -112,7 +112,7 @@ def play(
     window = jax.tree.map(lambda x_TB: jnp.swapaxes(x_TB, 0, 1), window)
     # The update reads hidden states, which keys and values do not contain.
     seen = window.seen_BTX, window.first_BT
-    _, _, memory = read(agent, params, streams.memory, *seen, T)
+    _, _, memory = read_window(agent, params, streams.memory, *seen, T)
     return window, value_B, after._replace(memory=memory)
 
 
@@ -149,7 +149,7 @@ def loss(
     Advantages are normalized for the actor.
     """
     memory, window, gain_BT = batch
-    logits_BTA, value_BT, _ = read(
+    logits_BTA, value_BT, _ = read_window(
         agent, params, memory, window.seen_BTX, window.first_BT, options.call_len
     )
     logp_BT = log_probability(logits_BTA, window.action_BT)

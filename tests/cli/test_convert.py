@@ -152,7 +152,9 @@ def test_importing_the_original_pytorch_code_and_nvidias(tmp_path: Path) -> None
 def test_importing_the_original_tensorflow_code(tmp_path: Path) -> None:
     source = RECORDED.parent / "tensorflow_checkpoints" / "wt103"
     shutil.copytree(source, tmp_path / "model")
-    config, params, step = tensorflow.read(source, mem_len=3, same_length=True)
+    config, params, step = tensorflow.read_checkpoint(
+        source, mem_len=3, same_length=True
+    )
     lines = ["<eos>", *(f"w{i}" for i in range(1, config.vocab_size))]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "vocab.txt").write_text("\n".join(lines))

@@ -18,7 +18,7 @@ from tests.convert.test_pytorch import case
 from tests.support.tiny import assert_equal
 from tests.support.trained import Done, Home, command, home
 from txl_jax import config as configs
-from txl_jax.convert import release
+from txl_jax.convert.release import read_release, save_release
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.errors import BadNumbers, UserError
 
@@ -75,7 +75,7 @@ def test_a_model_of_another_code_base_keeps_its_origin(tmp_path: Path) -> None:
     target = tmp_path / "one.safetensors"
     flags = (f"--workdir={tmp_path / 'run'}", f"--target={target}")
     assert command("--mode=export", "--format=txl_jax", *flags).status == 0
-    assert release.read(target).origin["imported"]["format"] == "huggingface"
+    assert read_release(target).origin["imported"]["format"] == "huggingface"
     assert_equal(txl_jax.load(target).params, case("div_val_2")[1])
 
 
@@ -113,7 +113,7 @@ def test_damage_is_noticed(model: Path, tmp_path: Path) -> None:
         ("text", "is damaged"),
     ):
         with pytest.raises(UserError, match=message):
-            release.read(tmp_path / name)
+            read_release(tmp_path / name)
         done = imported(tmp_path / name, tmp_path / "run")
         assert (done.status, done.out) == (2, "")
         assert len(done.err.splitlines()) == 1 and "copy it again" in done.err
@@ -126,38 +126,38 @@ def test_damage_is_noticed(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_its_config(model: Path, tmp_path: Path) -> None:
-    found = release.read(model)
+    found = read_release(model)
     found.config["model"]["d_inner"] = 48
-    release.save(found, tmp_path / "wide")
+    save_release(found, tmp_path / "wide")
     with pytest.raises(UserError, match="feed_forward/.* do not fit its config"):
         txl_jax.load(tmp_path / "wide")
-    found = release.read(model)
+    found = read_release(model)
     found.params["layers"]["attention"]["q"][0, 0] = np.nan
-    release.save(found, tmp_path / "nan")
+    save_release(found, tmp_path / "nan")
     with pytest.raises(BadNumbers, match="layers/attention/q in .* is not finite"):
         txl_jax.load(tmp_path / "nan")
 
 
 @pytest.mark.parametrize("change", [("rotary", True), ("norm", "new"), ("n_head", "2")])
 def test_another_version(model: Path, tmp_path: Path, change: tuple[str, Any]) -> None:
-    found = release.read(model)
+    found = read_release(model)
     found.config["model"][change[0]] = change[1]
-    release.save(found, tmp_path / "newer")
+    save_release(found, tmp_path / "newer")
     with pytest.raises(UserError, match=f"{tmp_path}/newer .* use the version that"):
         txl_jax.load(tmp_path / "newer")
     done = imported(tmp_path / "newer", tmp_path / "run")
     assert done.status == 2 and found.origin["git_revision"] in done.err
-    release.save(found._replace(config={"data": None}), tmp_path / "newer")
+    save_release(found._replace(config={"data": None}), tmp_path / "newer")
     with pytest.raises(UserError, match="use the version that exported it"):
         txl_jax.load(tmp_path / "newer")
 
 
 def test_fields_that_are_gone_are_left_out(model: Path, tmp_path: Path) -> None:
     """They are options of a mode, and a part of the model that was turned off."""
-    found = release.read(model)
+    found = read_release(model)
     found.config["generate"]["fast"] = found.config["old"] = {"depth": 3}
     found.config["model"]["depth"] = 0
-    release.save(found, tmp_path / "older")
+    save_release(found, tmp_path / "older")
     assert txl_jax.load(tmp_path / "older").config == txl_jax.load(model).config
 
 
@@ -206,7 +206,7 @@ def test_local_settings_are_not_exported(home: Home, tmp_path: Path) -> None:
     first = f"--target={tmp_path / 'one'}", *local
     assert home.read("export", "--format=txl_jax", *first).status == 0
     assert str(home.path).encode() not in (tmp_path / "one").read_bytes()
-    found, run = release.read(tmp_path / "one"), home.run / "run.json"
+    found, run = read_release(tmp_path / "one"), home.run / "run.json"
     (start,) = json.loads(run.read_text())["starts"]
     for name in ("git_revision", "versions", "device_kind"):
         assert found.origin[name] == start[name]
@@ -217,7 +217,7 @@ def test_local_settings_are_not_exported(home: Home, tmp_path: Path) -> None:
     flags = (f"--workdir={tmp_path / 'run'}", f"--target={tmp_path / 'two'}")
     assert command("--mode=export", "--format=txl_jax", *flags).status == 0
     assert str(tmp_path).encode() not in (tmp_path / "two").read_bytes()
-    assert list(release.read(tmp_path / "two").origin["imported"]["sha256"]) == ["one"]
+    assert list(read_release(tmp_path / "two").origin["imported"]["sha256"]) == ["one"]
 
 
 def test_bad_flags_are_one_line(home: Home, model: Path, tmp_path: Path) -> None:

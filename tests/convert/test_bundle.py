@@ -57,13 +57,13 @@ def test_finds_a_checkpoint_by_each_of_its_names(
     prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for source in (prefix, prefix.parent, Path(f"{prefix}.index"), str(prefix)):
-        assert tensorflow.find(source) == prefix
+        assert tensorflow.find_prefix(source) == prefix
     text = 'model_checkpoint_path: "/moved/ckpt-0"\n'
     (prefix.parent / "checkpoint").write_text(text, "utf-8")
-    assert tensorflow.find(prefix.parent) == prefix
+    assert tensorflow.find_prefix(prefix.parent) == prefix
     monkeypatch.chdir(GOLDEN / "kinds")  # whose name has a dot
     for name in (".", "model.ckpt-7", "model.ckpt-7.index"):
-        assert tensorflow.find(name) == Path("model.ckpt-7")
+        assert tensorflow.find_prefix(name) == Path("model.ckpt-7")
 
 
 # Missing and damaged files

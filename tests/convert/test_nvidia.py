@@ -47,8 +47,8 @@ def test_other_files_are_refused(saved: Any, tmp_path: Path) -> None:
 def test_a_config_that_does_not_fit_is_refused(
     changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = inert.read(PATH)
+    saved = inert.read_pickle(PATH)
     saved["model_config"] |= changes
-    monkeypatch.setattr(inert, "read", lambda path: saved)
+    monkeypatch.setattr(inert, "read_pickle", lambda path: saved)
     message = refusal(read_nvidia, str(PATH), DataConfig(), {})
     assert str(PATH) in message and reason in message

@@ -16,7 +16,7 @@ import pytest
 
 from tests.convert import recorded
 from tests.support.refusal import refusal
-from txl_jax.convert.pickle import Object, read
+from txl_jax.convert.pickle import Object, read_pickle
 from txl_jax.convert.pytorch import arrays
 
 RECORDED = recorded.FOLDER
@@ -26,7 +26,7 @@ MAGIC = 0x1950A86A20F9469CFC6C  # begins torch.save's files before zip archives
 @pytest.mark.parametrize("name", ["kinds.stream.pt", "kinds.zip.pt"])
 def test_every_dtype_and_a_view(name: str) -> None:
     path = RECORDED / name
-    result = arrays(read(path), path)
+    result = arrays(read_pickle(path), path)
     for kind in ("float16", "bfloat16", "float64", "int64"):
         np.testing.assert_array_equal(result[f"torch.{kind}"], np.arange(-3, 3))
     np.testing.assert_array_equal(result["torch.bool"], np.arange(-3, 3) != 0)
@@ -36,7 +36,7 @@ def test_every_dtype_and_a_view(name: str) -> None:
 
 
 def test_unknown_classes_are_inert_and_keep_their_state() -> None:
-    saved = read(RECORDED / "nvidia.pt")
+    saved = read_pickle(RECORDED / "nvidia.pt")
     assert isinstance(saved["args"], Object)
     assert saved["args"].state == {"dataset": "wt103", "lr": 0.01, "cuda": True}
     assert saved["vocab"].state["idx2sym"] == recorded.WORDS
@@ -48,7 +48,7 @@ def test_unknown_classes_are_inert_and_keep_their_state() -> None:
 
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_pickles_of_python_2(protocol: int) -> None:
-    vocab = read(RECORDED / f"cache{protocol}.pkl")
+    vocab = read_pickle(RECORDED / f"cache{protocol}.pkl")
     assert vocab.state["idx2sym"] == recorded.WORDS
     assert list(vocab.state["sym2idx"]) == recorded.WORDS
     assert vocab.state["lower_case"] is False
@@ -116,7 +116,7 @@ LAYOUTS: dict[str, Callable[[bytes], bytes]] = {
 
 def read_or_refuse(path: Path) -> str:
     """Reads a file without weights, or refuses it; returns the error line."""
-    message = refusal(lambda: arrays(read(path), path))
+    message = refusal(lambda: arrays(read_pickle(path), path))
     assert str(path) in message and len(message) < 1000
     return message
 
@@ -181,10 +181,10 @@ def test_only_views_inside_their_storage_are_read(
     for content in files_of(tensor_of(6, **view)):
         path.write_bytes(content)
         if not reason:
-            x = arrays(read(path), path)["x"]
+            x = arrays(read_pickle(path), path)["x"]
             np.testing.assert_array_equal(x, np.arange(6).reshape(2, 3))
         else:
-            message = refusal(lambda: arrays(read(path), path))
+            message = refusal(lambda: arrays(read_pickle(path), path))
             assert str(path) in message and reason in message
 
 

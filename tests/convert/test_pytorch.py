@@ -16,7 +16,7 @@ from tests.support import golden, tiny
 from tests.support.refusal import refusal
 from tests.support.tiny import assert_equal
 from txl_jax.convert import huggingface, pytorch
-from txl_jax.convert.pickle import read
+from txl_jax.convert.pickle import read_pickle
 from txl_jax.convert.pytorch import arrays
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
@@ -60,7 +60,7 @@ def test_files_of_torch_are_read(name: str, layout: str) -> None:
     path = recorded.FOLDER / f"{name}.{layout}.pt"
     config, params = case(name)
     result, weights = pytorch.from_state_dict(
-        arrays(read(path), path), mem_len=config.mem_len
+        arrays(read_pickle(path), path), mem_len=config.mem_len
     )
     assert_equal(weights, params)
     same = ("vocab_size", "n_layer", "d_model", "d_embed", "n_head", "d_head")

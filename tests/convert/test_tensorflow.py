@@ -35,7 +35,7 @@ def test_losses_and_memory_match_tensorflow(name: str) -> None:
     """The oracle computes them; `tests.model.test_txl` compares it with the model."""
     saved = np.load(FOLDER / f"{name}.npz")
     fields = json.loads(str(saved["config"]))
-    config, params, step = tensorflow.read(
+    config, params, step = tensorflow.read_checkpoint(
         FOLDER / name,
         mem_len=fields["mem_len"],
         clamp_len=max(fields["clamp_len"], 0),
@@ -77,7 +77,7 @@ def read_changed(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Any:
         return {name: value for name, value in kept.items() if not name.endswith(omit)}
 
     monkeypatch.setattr(tensorflow, "read_variables", read)
-    return tensorflow.read(FOLDER / "wt103_large", mem_len=4)
+    return tensorflow.read_checkpoint(FOLDER / "wt103_large", mem_len=4)
 
 
 def zeros(*shape: int) -> Any:

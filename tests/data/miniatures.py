@@ -18,7 +18,7 @@ from txl_jax.data.catalog import Archive, Corpus, Member
 from txl_jax.data.options import SPLITS
 
 # The real catalog; `install` replaces an entry.
-CORPORA = dict(catalog.CORPORA)
+REAL = dict(catalog.CORPORA)
 NAMES = ("enwik8", "text8", "wikitext103", "wikitext2", "shakespeare", "lm1b", "ptb")
 
 LINE = " the of the 東京 @-@ café <unk> N N 9 the of game naïve \n"
@@ -60,7 +60,7 @@ def text(member: str) -> bytes:
 
 def splits(corpus: str) -> dict[str, bytes]:
     """Returns the bytes that the builder must store."""
-    real = CORPORA[corpus]
+    real = REAL[corpus]
     if real.bounds:
         whole, (valid, test) = text(real.archives[0].members[0].path), _bounds(corpus)
         end = test if test > valid else len(whole)
@@ -74,7 +74,7 @@ def splits(corpus: str) -> dict[str, bytes]:
 
 def _bounds(corpus: str) -> tuple[int, int]:
     """Returns the starts of valid and test, which coincide if a member is held out."""
-    real = CORPORA[corpus]
+    real = REAL[corpus]
     total = len(text(real.archives[0].members[0].path))
     return total * 90 // 100, total * (95 if len(real.bounds) == 2 else 90) // 100
 
@@ -121,7 +121,7 @@ def install(corpus: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Cor
         sha256 = hashlib.sha256(data).hexdigest()
         return replace(real, urls=(), sha256=sha256, size=len(data), members=members)
 
-    entry = CORPORA[corpus]
+    entry = REAL[corpus]
     entry = replace(entry, archives=tuple(map(archive, entry.archives)))
     if entry.bounds:
         entry = replace(entry, bounds=tuple(sorted({*_bounds(corpus)})))

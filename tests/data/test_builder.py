@@ -28,7 +28,7 @@ def wikitext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
 
 def read(corpus: Corpus, data_dir: Path) -> dict[str, bytes]:
     """Returns the bytes of each split, and prepares them first if necessary."""
-    source = corpora.find(DataConfig(corpus.name), data_dir)
+    source = corpora.find_source(DataConfig(corpus.name), data_dir)
     text = source.open(data_dir / "scratch")
     return {split: b"".join(text.read(split)) for split in SPLITS}
 
@@ -279,7 +279,7 @@ def test_texts_of_a_tfds_dataset_are_joined(
 ) -> None:
     monkeypatch.setattr(builder, "READ_BYTES", 100)
     for name in ("poems", "poems:1.2.0"):
-        source = corpora.find(DataConfig(f"tfds:{name}"), shelf)
+        source = corpora.find_source(DataConfig(f"tfds:{name}"), shelf)
         assert source.name.startswith("tfds-poems-1.2.0-")
     text = source.open(tmp_path)
     for ours, theirs in {"train": "train", "valid": "validation"}.items():
@@ -292,7 +292,7 @@ def test_other_tfds_datasets_are_refused_with_the_reason(
 ) -> None:
     def refuse(name: str, message: str) -> None:
         with refused(message):
-            corpora.find(DataConfig(f"tfds:{name}"), tmp_path).open(tmp_path)
+            corpora.find_source(DataConfig(f"tfds:{name}"), tmp_path).open(tmp_path)
 
     for version in ("1.2.0", "2.0.0"):
         shutil.copytree(shelf / "poems/1.2.0", tmp_path / "poems" / version)

@@ -19,7 +19,7 @@ from tests.data import miniatures
 from tests.support.refusal import refused
 from txl_jax.data import catalog, vocab
 from txl_jax.data.byte_ranges import ByteRange, ByteRanges, Splits, blocks, cut, size
-from txl_jax.data.corpora import find
+from txl_jax.data.corpora import find_source
 from txl_jax.data.files import corpus_files, require_apart, split_stdlib, split_text
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.word import WordVocab
@@ -67,7 +67,7 @@ def test_cut_and_blocks_agree_with_slices(tmp_path: Path) -> None:
 
 
 def test_stdlib_splits_are_whole_files_in_the_stated_proportions() -> None:
-    assert find(DataConfig(), Path()).name.startswith("stdlib-3.")
+    assert find_source(DataConfig(), Path()).name.startswith("stdlib-3.")
     splits = split_stdlib()
     for ranges in splits.values():
         names = [part.path.as_posix() for part in ranges]
@@ -175,9 +175,9 @@ def test_text_in_the_workdir_is_refused(
 def test_a_pipe_is_refused(path: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with refused("data.path='.*' is a pipe or a device: give a file"):
-        find(DataConfig("text", str(tmp_path / path)), tmp_path)
+        find_source(DataConfig("text", str(tmp_path / path)), tmp_path)
     with refused("data.vocab_path='.*' is a pipe or a device"):
-        vocab.read(tmp_path / "pipe", WordVocab)
+        vocab.read_file(tmp_path / "pipe", WordVocab)
 
 
 def test_files_start_on_lines_of_their_own(tmp_path: Path, split: Split) -> None:
@@ -231,7 +231,7 @@ def test_a_late_line_end_moves_a_cut_by_at_most_one_split(
 def test_the_edition_of_a_text_depends_on_names_and_contents(tmp_path: Path) -> None:
     def edition(path: Path, document_end: str = "") -> str:
         config = DataConfig("text", str(path), document_end=document_end)
-        return find(config, tmp_path).edition
+        return find_source(config, tmp_path).edition
 
     path = tmp_path / "a"
     path.write_bytes(b"x" * 100)

@@ -173,7 +173,7 @@ def test_files_are_documents(kind: str, end: str, tmp_path: Path) -> None:
     made = prepare(config)
     tokens = made.split("train")
     assert made.vocab.decode(tokens) == f"a b\n{end}\n" * 2
-    at = vocabulary.find(made.vocab, end)
+    at = vocabulary.find_token(made.vocab, end)
     streams = Streams(tokens, 1, len(tokens), reset_memory_at=at)
     _, second, _ = np.flatnonzero(streams.batch(Position())[0].first_SBL)
     assert made.vocab.decode(tokens[second:]) == f"{end}\na b\n{end}\n"

@@ -58,7 +58,7 @@ def test_tokenizer_json_is_read(bpe: SubwordVocab, tmp_path: Path) -> None:
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(bpe.to_json()["tokenizer"]))
     tokenizer.enable_truncation(2)  # must not cut a line
     tokenizer.save(str(path))
-    assert (vocab.read(path, WordVocab).encode(TEXT) == bpe.encode(TEXT)).all()
+    assert (vocab.read_file(path, WordVocab).encode(TEXT) == bpe.encode(TEXT)).all()
 
 
 def word_level(*words: str) -> str:
@@ -70,7 +70,7 @@ def word_level(*words: str) -> str:
 
 
 def test_line_ends_of_a_tokenizer_without_newlines() -> None:
-    made = SubwordVocab.read(word_level("[UNK]", "</s>", "a", "b"), "it")
+    made = SubwordVocab.parse(word_level("[UNK]", "</s>", "a", "b"), "it")
     assert made.encode("a b\n\nb zzz").tolist() == [2, 3, 1, 1, 3, 0]
     assert made.decode([2, 3, 1, 1, 3]) == "a b\n\nb"
     assert made.unknown == 0
@@ -88,4 +88,4 @@ def test_missing_and_old_libraries_name_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", library)
     with refused(rf"{error}: pip install 'txl_jax\[subword\]'"):
-        SubwordVocab.read("", "it")
+        SubwordVocab.parse("", "it")

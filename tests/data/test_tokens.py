@@ -69,7 +69,7 @@ def test_stdlib_tokens_are_the_bytes_of_the_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = DataConfig(data_dir=str(tmp_path))
-    made, source = prepare(config), corpora.find(config, tmp_path)
+    made, source = prepare(config), corpora.find_source(config, tmp_path)
     output = capsys.readouterr()
     assert made.folder.parent == tmp_path / "txl_jax" / source.name / "1.0.0"
     entries = [made.manifest[key] for key in ("corpus", "edition", "vocab", "dtype")]
@@ -130,7 +130,7 @@ def test_a_killed_preparation_leaves_nothing_complete(
 ) -> None:
     """The next preparation repeats everything."""
     config = DataConfig("text", str(text), str(tmp_path), vocab)
-    source = corpora.find(config, tmp_path)
+    source = corpora.find_source(config, tmp_path)
     for name in ("incomplete.X1_1.0.0", "incomplete.unpacked"):  # made by TFDS
         (tmp_path / "txl_jax" / source.name / name).mkdir(parents=True)
     with monkeypatch.context() as patch, pytest.raises(Killed):

@@ -137,13 +137,13 @@ def test_a_list_of_words_is_read(tmp_path: Path) -> None:
         assert WordVocab(["<eos>", *map(str, range(size - 1))]).dtype == dtype
     path = tmp_path / "words.txt"
     path.write_text("<S> 12\n</S> 11\n<UNK> 9\nthe 7\n", "utf-8")
-    made = vocab.read(path, lambda words: WordVocab(words, TENSORFLOW))
+    made = vocab.read_file(path, lambda words: WordVocab(words, TENSORFLOW))
     assert made.encode("the zebra").tolist() == [0, 3, 2] and made.unknown == 2
     path.write_text("<eos>\na\nb\na\n", "utf-8-sig")
-    assert vocab.read(path, WordVocab).to_json()["words"] == ["<eos>", "a", "b"]
+    assert vocab.read_file(path, WordVocab).to_json()["words"] == ["<eos>", "a", "b"]
     path = tmp_path / "vocab.json"
     path.write_text(vocab.dumps(made), "utf-8-sig")
-    assert vocab.read(path, WordVocab).to_json() == made.to_json()
+    assert vocab.read_file(path, WordVocab).to_json() == made.to_json()
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_a_token_is_found_by_its_text(
     made: vocab.Vocab, text: str, found: int | str
 ) -> None:
     if isinstance(found, int):
-        assert vocab.find(made, text) == found
+        assert vocab.find_token(made, text) == found
         return
     with refused(found):
-        vocab.find(made, text)
+        vocab.find_token(made, text)
 
 
 @pytest.mark.parametrize("made", [CharVocab("a"), WordVocab(["a", "<eos>"])])

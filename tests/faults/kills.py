@@ -176,7 +176,7 @@ class Run(NamedTuple):
     def result(self) -> dict[str, Any]:
         """Returns all that must be reproduced, such as checksums of all arrays."""
         checkpoints, last = self.workdir / "checkpoints", self.fields["train.num_steps"]
-        saved = manifest.read(checkpoints / str(last), last)
+        saved = manifest.read_manifest(checkpoints / str(last), last)
         assert len(saved.arrays) > 50 and saved.position and saved.position.epoch > 0
         lines = exact(self.workdir)
         assert [k for k, x in lines if "loss" in x] == list(range(1, last + 1))

@@ -155,8 +155,8 @@ RECORD: dict[str, Any] = json.loads(json.dumps(SAVED.to_json()))
 CONFIG = json.loads(json.dumps(dataclasses.asdict(configs.Config())))
 RUN = {"config": CONFIG, "data": {"splits": {}}, "starts": [{}]}
 ROW = table.row_config("wt103_128m", {"train.num_steps": 40})
-LENGTHS = {str(length): 1.0 for length in table.lengths(ROW)}
-FINISHED = {"asked": table.identity(ROW), "nll_nats": LENGTHS}
+LOSSES = {str(length): 1.0 for length in table.lengths(ROW)}
+FINISHED = {"asked": table.identity(ROW), "nll_nats": LOSSES}
 MODEL, WEIGHTS = saved_case("div_val_2")
 TENSORFLOW = RECORDED.parent / "tensorflow_checkpoints" / "wt103"
 
@@ -171,7 +171,7 @@ def read_tokens(path: Path) -> object:
 
 def read_record(path: Path) -> None:
     """Reads the manifest of a checkpoint and compares its arrays with the model's."""
-    result = manifest.read(path.parents[1], 3)
+    result = manifest.read_manifest(path.parents[1], 3)
     manifest.check_arrays(result, {"params": {"a": np.zeros(3, np.float32)}})
 
 
@@ -204,12 +204,12 @@ def read_tensorflow(path: Path) -> object:
     """Imports a TensorFlow checkpoint with the file as its index."""
     for data in TENSORFLOW.glob("*.data*"):
         shutil.copy(data, path.parent)
-    return tensorflow.read(path.with_suffix(""), mem_len=2)
+    return tensorflow.read_checkpoint(path.with_suffix(""), mem_len=2)
 
 
 def read_words(path: Path) -> object:
     """Reads a list of words, as data.vocab_path names it."""
-    return vocabulary.read(path, WordVocab)
+    return vocabulary.read_file(path, WordVocab)
 
 
 def read_text(path: Path) -> object:
@@ -256,7 +256,7 @@ READERS: dict[str, Reader] = {
     "text.xz": Reader("text.xz", read_text),
     "state dict": Reader(
         "model.pt",
-        lambda x: pytorch.arrays(pickle.read(x), x),
+        lambda x: pytorch.arrays(pickle.read_pickle(x), x),
         more=edited(*sorted(RECORDED.glob("*.pt")))
         | st.binary(min_size=1).map(lambda data: b"\x80\x02" + data + b"."),
     ),
@@ -351,7 +351,7 @@ def stream(_: Path, blocks: list[bytes]) -> None:
             with pytest.raises(UnicodeDecodeError):
                 whole.decode()
     meter = streaming.Meter()
-    assert b"".join(meter.read(blocks)) == whole and meter.words <= len(whole)
+    assert b"".join(meter.measure(blocks)) == whole and meter.words <= len(whole)
     chars = CharVocab.count([code_points(blocks, "it", False)], False)
     tokens = [*chars.stream(blocks, "it")]
     joined = chars.decode(np.concatenate([*tokens, np.zeros(0, np.uint8)]))

@@ -75,7 +75,7 @@ def test_kept_losses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     change(options, "eval.clamp_len", 9)
-    result = recl.run(options, tmp_path, {})
+    result = recl.measure_recl(options, tmp_path, {})
     assert scored == [4, 8, 12] * 2
     assert [row["workdir"] for row in result["members"]] == list(options.workdirs)
     assert result["contexts_tokens"] == [4, 8, 12] and result["positions"] == 7
@@ -93,13 +93,13 @@ def test_kept_losses(
     kept[0].unlink()
     kept[4].write_bytes(kept[4].read_bytes()[:100])
     scored.clear()
-    again = recl.run(options, tmp_path, {})
+    again = recl.measure_recl(options, tmp_path, {})
     assert sorted(scored) == [4, 12] and again["members"] == result["members"]
     # Other evaluation settings or other positions are measured again.
     scored.clear()
-    recl.run(options, tmp_path, {"eval.clamp_len": 2})  # the same for both
+    recl.measure_recl(options, tmp_path, {"eval.clamp_len": 2})  # the same for both
     monkeypatch.setattr(recl, "POSITIONS", 3)
-    recl.run(options, tmp_path, {})
+    recl.measure_recl(options, tmp_path, {})
     assert scored == [4, 8, 12] * 3
 
 
@@ -115,7 +115,7 @@ def test_absolute_positions_read_no_more_than_their_window(
     assert recl.full_context(config) == 6
     change(options, "eval.clamp_len", 9)
     monkeypatch.setattr(recl, "full_context", lambda c: 6 if c.eval.clamp_len else 0)
-    a, b = recl.run(options, tmp_path, {})["members"]
+    a, b = recl.measure_recl(options, tmp_path, {})["members"]
     assert scored == [4, 8, 12, 4, 6]
     assert (a["full_context_tokens"], b["full_context_tokens"]) == (0, 6)
     assert b["ppl"][1] == b["ppl"][2] < b["ppl"][0]
@@ -123,20 +123,22 @@ def test_absolute_positions_read_no_more_than_their_window(
     assert (a["recl_tokens"]["1"], a["ended"]["1"]) == (12, False)
     assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (4, True)
     alone = dataclasses.replace(options, workdirs=options.workdirs[1:])
-    (b,) = recl.run(alone, tmp_path, {})["members"]
+    (b,) = recl.measure_recl(alone, tmp_path, {})["members"]
     assert (b["recl_tokens"]["1"], b["ended"]["1"]) == (6, True)
 
 
 def test_refused_texts(options: ReclConfig, tmp_path: Path, scored: list[int]) -> None:
     with refused("test' has .* tokens, too few for the longest of .* = .1, 99999, 99"):
-        recl.run(dataclasses.replace(options, contexts=(1, 99999, 99)), tmp_path, {})
+        recl.measure_recl(
+            dataclasses.replace(options, contexts=(1, 99999, 99)), tmp_path, {}
+        )
     change(options, "eval.split", "valid")
     with refused("score different tokens: give models of one corpus, vocabulary and"):
-        recl.run(options, tmp_path, {})
+        recl.measure_recl(options, tmp_path, {})
     change(options, "eval.split", "test")
     vocabulary.save(CharVocab("ab"), Path(options.workdirs[1]) / "vocab.json")
     with refused("the model has another vocabulary than the corpus"):
-        recl.run(options, tmp_path, {})
+        recl.measure_recl(options, tmp_path, {})
 
 
 PARAMS = tiny.make_params()

@@ -37,7 +37,7 @@ def test_a_row_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(PAPER, 6, 363)
     options = EvalConfig(tgt_len=4, streams=2, sweep="mem_len=6")
     model = tiny.config(n_layer=1)
-    result = speed.run(Config(model=model, eval=options), tmp_path / "new")
+    result = speed.measure_speed(Config(model=model, eval=options), tmp_path / "new")
     (row,) = result["rows"]
     ways = ("cached", "sliding", "fair")
     cached, sliding, fair = (row[f"{way}_seconds_per_token"] for way in ways)

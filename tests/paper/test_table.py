@@ -46,8 +46,8 @@ def test_an_interrupted_table_resumes(
     assert again.pop("provenance") and result.pop("provenance") and again == result
     assert len(trained) == 5
     other, train = TableConfig(rows=("wt103_128m",), seeds=1), train_mode.trained
-    table.run(other, tmp_path / "other", {"train.num_steps": 40}, train)
-    table.run(other, tmp_path / "other", {"train.num_steps": 80}, train)
+    table.ablate(other, tmp_path / "other", {"train.num_steps": 40}, train)
+    table.ablate(other, tmp_path / "other", {"train.num_steps": 80}, train)
     assert len(trained) == 7  # another setting is another run
     saved = json.loads((tmp_path / "table6.json").read_text())
     assert saved.pop("provenance") and {"mode": "table", **saved} == result
@@ -102,7 +102,7 @@ POSITIONS = {
 def test_a_row_describes_its_config(number: str, name: str) -> None:
     row, config = TABLES[number][name], configs.load(name)
     assert config.model.position == POSITIONS[row.encoding]
-    assert row.recurrence == (config.model.mem_len > 0)
+    assert row.recurrence == ("yes" if config.model.mem_len > 0 else "no")
     assert config.train.half_loss == (row.loss == "half")
     first, second = (table.row_config(name, {}, seed) for seed in (0, 1))
     assert differences(second, first) == {"train.seed"}

@@ -96,7 +96,7 @@ def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) ->
 
 def test_pages_are_made_from_the_committed_rows() -> None:
     for program in (pods, training, variants):
-        rows = record.read(program.LINES)
+        rows = record.read_rows(program.LINES)
         assert program.PAGE.read_text("utf-8") == program.page(rows)
 
 
@@ -112,10 +112,10 @@ def test_only_missing_rows_are_measured(tmp_path: Path) -> None:
     def fill(most: int) -> list[record.Row]:
         wanted = [{"a": n} for n in range(4)]
         record.fill(lines, page, lambda rows: str(len(rows)), wanted, measure, most)
-        assert page.read_text() == str(len(record.read(lines)))
-        return record.read(lines)
+        assert page.read_text() == str(len(record.read_rows(lines)))
+        return record.read_rows(lines)
 
-    assert record.read(lines) == [] and fill(0) == []
+    assert record.read_rows(lines) == [] and fill(0) == []
     assert fill(2) == [{"a": 0, "b": 0}, {"a": 1, "b": 0}]
     lines.write_text(lines.read_text("utf-8") + '{"a": 2', "utf-8")
     assert [row["a"] for row in fill(9)] == measured == [0, 1, 2, 3]

@@ -21,7 +21,7 @@ import pytest
 
 from txl_jax import config, errors
 from txl_jax.cli import flags
-from txl_jax.data.vocab import VOCABULARIES
+from txl_jax.data.vocab import FROM_JSON
 from txl_jax.workdir.released import packaged
 
 ROOT = Path(__file__).parents[2]
@@ -229,7 +229,7 @@ def test_statuses_and_vocabularies_are_those_of_the_code() -> None:
     statuses = (0, errors.USER_ERROR, errors.RETRY, errors.BAD_NUMBERS)
     for status in (*statuses, errors.INTERRUPTED):
         assert f"\n| {status} | " in TEXTS["howto/resume.md"]
-    for kind in VOCABULARIES:
+    for kind in FROM_JSON:
         assert re.search(rf"`(--vocab=)?{kind}\b", TEXTS["howto/data.md"])
 
 

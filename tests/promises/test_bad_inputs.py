@@ -65,8 +65,8 @@ def each(change: Change, names: str) -> Change:
 def without_position(path: Path) -> None:
     """Rewrites a checkpoint's manifest as an import's."""
     checkpoint = path.parents[1]
-    saved = manifest.read(checkpoint, int(checkpoint.name))
-    manifest.write(checkpoint, dataclasses.replace(saved, position=None))
+    saved = manifest.read_manifest(checkpoint, int(checkpoint.name))
+    manifest.write_manifest(checkpoint, dataclasses.replace(saved, position=None))
 
 
 WRITTEN: dict[str, str | bytes] = {

@@ -75,8 +75,8 @@ VARIANTS = changed(
 COMPRESSED = changed(model={**tiny.COMPRESSED, "compression": "conv"})
 # Gradients pass through the memory, pieces of the text are on different devices, and
 # the streams are computed in two parts.
-LENGTHS = ("segments_per_call", "segments_per_update", "gradient_segments")
-GROUPED = changed(train={**dict.fromkeys(LENGTHS, 4), "batch_chunk": 2})
+COUNTS = ("segments_per_call", "segments_per_update", "gradient_segments")
+GROUPED = changed(train={**dict.fromkeys(COUNTS, 4), "batch_chunk": 2})
 TOKENS = dataclasses.replace(GROUPED, model=dataclasses.replace(MODEL, memory_tokens=3))
 # A layer retrieves; only heads and streams are split.
 RETRIEVAL = changed(model={"mem_len": 3, "retrieval_len": 20, "retrieval_top_k": 3})

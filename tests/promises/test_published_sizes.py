@@ -16,7 +16,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.update.state import abstract_params
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-VOCABULARIES = {
+VOCAB_SIZES = {
     "enwik8": 204,  # newlines deleted
     "text8": 27,
     "wikitext2": 33_278,
@@ -58,7 +58,7 @@ PYTORCH: dict[str, tuple[int, dict[str, Any]]] = {
 def model(name: str, **changes: Any) -> ModelConfig:
     """Returns an experiment's model with its corpus's vocabulary."""
     config = configs.load(name)
-    size = VOCABULARIES[config.data.corpus]
+    size = VOCAB_SIZES[config.data.corpus]
     return dataclasses.replace(config.model, vocab_size=size, **changes)
 
 

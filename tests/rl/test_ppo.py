@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.rl import learning, ppo
-from experiments.rl.agent import Agent, make_agent, read
+from experiments.rl.agent import Agent, make_agent, read_window
 from tests.support import tiny
 from txl_jax.errors import BadNumbers, UserError
 from txl_jax.sharding.mesh import make_mesh
@@ -56,7 +56,7 @@ def played(**changes: Any) -> Played:
 
     @jax.jit
     def replay(memory: Any, seen_BTX: Any, window: Any) -> Any:
-        logits_BTA, value_BT, _ = read(
+        logits_BTA, value_BT, _ = read_window(
             agent, params, memory, seen_BTX, window.first_BT, options.call_len
         )
         return learning.log_probability(logits_BTA, window.action_BT), value_BT

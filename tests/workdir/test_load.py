@@ -215,7 +215,7 @@ def test_another_vocabulary_is_refused_with_its_fix(runs: Path, tmp_path: Path) 
     path = runs / "plain" / "vocab.json"
     assert f"data.vocab_path={str(path)!r}" in message
     # The fix that the message gives works.
-    again = vocabulary.read(path, WordVocab)
+    again = vocabulary.read_file(path, WordVocab)
     assert again.to_json() == VOCAB.to_json()
     config = starting_from(runs / "plain")
     assert load_initial(config, tmp_path / "new", again) is not None

@@ -9,7 +9,7 @@ import pytest
 
 import txl_jax
 from tests.support.trained import command
-from txl_jax.convert import release
+from txl_jax.convert.release import read_release
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.workdir.released import packaged
 
@@ -23,7 +23,7 @@ Of yonder knight?
 
 def test_the_card_describes_the_file() -> None:
     path = packaged()["shakespeare"]
-    found = release.read(path)
+    found = read_release(path)
     assert path.stat().st_size < 2_000_000
     assert f"`{checksum(path)}`" in CARD
     assert f"revision `{found.origin['git_revision'][:7]}`" in CARD

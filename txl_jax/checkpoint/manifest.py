@@ -86,14 +86,14 @@ def _sha256(body: Json) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def write(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replaces the manifest of a checkpoint, saved in `folder`."""
     text = json.dumps(manifest.to_json())
     path = folder / ITEM / FILE
     storage.write_atomically(path, lambda fresh: fresh.write_text(text, "utf-8"))
 
 
-def read(folder: Path, step: int) -> Manifest:
+def read_manifest(folder: Path, step: int) -> Manifest:
     """Returns the manifest of checkpoint `step`, saved in `folder`.
 
     Raises Damaged, or UserError if it may not be read or gs:// is out of reach.

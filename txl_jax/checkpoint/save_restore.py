@@ -187,7 +187,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             self.manifests[step] = saved
             with distributed.together(*errors()):
                 if distributed.is_first():
-                    manifests.write(self.folder / str(step), saved)
+                    manifests.write_manifest(self.folder / str(step), saved)
 
     def save_items(
         self,
@@ -376,13 +376,13 @@ def read_manifests(folder: Path) -> tuple[dict[int, Manifest], dict[int, Damaged
     damaged: dict[int, Damaged] = {}
     for step in list_steps(folder):
         try:
-            found[step] = manifests.read(folder / str(step), step)
+            found[step] = manifests.read_manifest(folder / str(step), step)
         except Damaged as error:
             damaged[step] = error
     return found, damaged
 
 
-def find(folder: Path, which: str) -> Manifest:
+def find_checkpoint(folder: Path, which: str) -> Manifest:
     """Returns the manifest of the checkpoint `which`, a value of eval.checkpoint.
 
     If no step was validated, the newest is the best. Raises UserError if there is no
@@ -414,11 +414,11 @@ def find(folder: Path, which: str) -> Manifest:
 def restore_params(workdir: Path, which: str, like: Params) -> tuple[Params, int]:
     """Returns (params, step) of the checkpoint `which`, a value of eval.checkpoint.
 
-    The parameters of a run that averages are their average. For errors, see `find`;
-    raises Damaged also for damaged arrays.
+    The parameters of a run that averages are their average. For errors, see
+    `find_checkpoint`; raises Damaged also for damaged arrays.
     """
     folder = find_folder(workdir)
-    manifest = find(folder, which)
+    manifest = find_checkpoint(folder, which)
     has_average = any(name.startswith("average/") for name in manifest.arrays)
     item = "average" if has_average else "params"
     return _read(folder, manifest, {item: like})[item], manifest.step
@@ -426,7 +426,7 @@ def restore_params(workdir: Path, which: str, like: Params) -> tuple[Params, int
 
 def read_snapshot(folder: Path, step: int, like: TrainState) -> Snapshot:
     """Returns a run at a step, verified; for errors, see `Checkpoints.restore`."""
-    manifest = manifests.read(folder / str(step), step)
+    manifest = manifests.read_manifest(folder / str(step), step)
     if manifest.position is None:
         raise Imported(folder.parent)
     items = _read(folder, manifest, _items(like))

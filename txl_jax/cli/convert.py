@@ -13,10 +13,10 @@ from txl_jax.aot import stablehlo
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manifest import first_nonfinite
 from txl_jax.config import Config
-from txl_jax.convert import formats, release
+from txl_jax.convert import formats
 from txl_jax.convert.formats import Source
 from txl_jax.convert.options import ConvertConfig
-from txl_jax.convert.release import Release
+from txl_jax.convert.release import Release, read_release, save_release
 from txl_jax.data import vocab
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.options import OWN
@@ -105,14 +105,16 @@ def read_source(
                 "vocabulary: leave the field out"
             )
         path = Path(options.source)
-        found = release.read(path)
+        found = read_release(path)
         saved = check_config(found.config, found.origin, path)
         source = Source(saved.model, found.params, found.vocab, found.step, [path])
         return source, saved, found.origin
-    stated = {f"model.{x}": x for x in formats.MODEL_FIELDS}
+    stated = {f"model.{x}": x for x in formats.STATED_FIELDS}
     fields = {x: overrides[name] for name, x in stated.items() if name in overrides}
     data = {x: value for x, value in overrides.items() if x.startswith("data.")}
-    source = formats.read(options, config.with_values(Config(), data).data, fields)
+    source = formats.read_source(
+        options, config.with_values(Config(), data).data, fields
+    )
     return source, imported_config(source.model, source.vocab), {}
 
 
@@ -157,7 +159,7 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
             L = loaded.config.eval.tgt_len
             stablehlo.save(model, loaded.params, loaded.vocab, L, fresh)
         else:
-            release.save(make_release(loaded, workdir), fresh, options.dtype)
+            save_release(make_release(loaded, workdir), fresh, options.dtype)
     files = sorted(target.iterdir()) if target.is_dir() else [target]
     say(f"update {loaded.step} exported to {target}")
     return {

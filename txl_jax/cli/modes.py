@@ -62,7 +62,7 @@ def prepare_corpus(config: DataConfig) -> Json:
 def make_table(command: Command) -> Json:
     """Makes one of the paper's tables, or the table of memories."""
     options = command.config.table
-    make = memory_table.run if options.table == MEMORIES else table.run
+    make = memory_table.compare_memories if options.table == MEMORIES else table.ablate
     return make(options, command.workdir, command.overrides, train=training_run.trained)
 
 
@@ -74,7 +74,7 @@ RUN: dict[str, Callable[[Command], Json]] = {
     "evaluate": lambda c: evaluate_split.evaluate_model(load_model(c), c.workdir),
     "generate": lambda c: draw_samples.generate_samples(load_model(c)),
     "score": lambda c: score_texts.score_texts(load_model(c)),
-    "attention": lambda c: attention_page.run(load_model(c), c.workdir),
+    "attention": lambda c: attention_page.draw_attention(load_model(c), c.workdir),
     "prepare": lambda c: prepare_corpus(initial_data(c.config, c.workdir)),
     "import": lambda c: convert.import_model(c.config.convert, c.workdir, c.overrides),
     "export": lambda c: convert.export_model(
@@ -82,8 +82,8 @@ RUN: dict[str, Callable[[Command], Json]] = {
     ),
     "compile": lambda c: compile_ahead.compile_ahead(c.config),
     "table": make_table,
-    "speed": lambda c: speed.run(c.config, c.workdir),
-    "recl": lambda c: recl.run(c.config.recl, c.workdir, c.overrides),
+    "speed": lambda c: speed.measure_speed(c.config, c.workdir),
+    "recl": lambda c: recl.measure_recl(c.config.recl, c.workdir, c.overrides),
 }
 
 

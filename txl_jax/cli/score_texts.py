@@ -58,7 +58,7 @@ def read_documents(
         # bytes.splitlines would also end a line at a lone carriage return.
         for n, text in enumerate(io.BytesIO(data) if config.lines else [data], 1):
             where = f"{name}:{n}" if config.lines else name
-            blocks = Meter().read([text], drop)
+            blocks = Meter().measure([text], drop)
             yield Document(where, encode(vocab, blocks, where), len(text))
 
 
@@ -71,7 +71,7 @@ def read_sequences(
             raise UserError(
                 "score.lines and score.path = '-' are for text: give numbers as a .npy"
             )
-        numbers = number.read(file, dtype)
+        numbers = number.read_numbers(file, dtype)
         yield Document(str(file), encode(vocab, numbers, str(file)), 0)
 
 

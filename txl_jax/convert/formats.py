@@ -20,20 +20,21 @@ from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.report.log import say
 from txl_jax.runtime.storage import DAMAGE
 
 Stated = pytorch.Fields  # fields of the model that the user states
 OWN = "txl_jax"  # the format of `convert.release`
-LENGTHS = ("mem_len", "clamp_len", "same_length")
-MODEL_FIELDS = (*LENGTHS, "cutoffs", "pre_lnorm")
+MEMORY_FIELDS = ("mem_len", "clamp_len", "same_length")
+STATED_FIELDS = (*MEMORY_FIELDS, "cutoffs", "pre_lnorm")
 
 
 class Source(NamedTuple):
     """An imported model; params are numpy arrays."""
 
     model: ModelConfig
-    params: pytorch.Params
+    params: Params
     vocab: Vocab
     step: int
     files: list[Path]
@@ -52,7 +53,7 @@ def read_pytorch(source: str, data: DataConfig, stated: Stated) -> Source:
     """Reads a model.pt or a state dict of the paper's PyTorch code."""
     path = Path(source)
     path = path / "model.pt" if path.is_dir() else path
-    state = arrays(pickle.read(path), path)
+    state = arrays(pickle.read_pickle(path), path)
     with prefixed(path):
         model, params = pytorch.from_state_dict(state, **stated)
     vocab, file = _find_vocab(data, path.parent)
@@ -61,9 +62,9 @@ def read_pytorch(source: str, data: DataConfig, stated: Stated) -> Source:
 
 def read_tensorflow(source: str, data: DataConfig, stated: Stated) -> Source:
     """Reads a checkpoint of the paper's TensorFlow code: a folder or a prefix."""
-    lengths = {name: stated[name] for name in LENGTHS if name in stated}
-    model, params, step = tensorflow.read(source, **lengths)
-    prefix = tensorflow.find(source)
+    lengths = {name: stated[name] for name in MEMORY_FIELDS if name in stated}
+    model, params, step = tensorflow.read_checkpoint(source, **lengths)
+    prefix = tensorflow.find_prefix(source)
     # Released models have their vocabulary in data/, next to model/.
     vocab, file = _find_vocab(data, prefix.parent, prefix.parent.parent / "data")
     own = sorted(prefix.parent.glob(f"{prefix.name}.*"))
@@ -74,7 +75,7 @@ def read_nvidia(source: str, data: DataConfig, _: Stated) -> Source:
     """Reads a checkpoint of NVIDIA's code, which contains its vocabulary."""
     path = Path(source)
     path = path / "checkpoint_best.pt" if path.is_dir() else path
-    saved = pickle.read(path)
+    saved = pickle.read_pickle(path)
     try:
         state = {
             # The names of the paper's code.
@@ -118,7 +119,7 @@ def check(config: ConvertConfig) -> None:
     require_regular(Path(config.source), "--source")
 
 
-def read(config: ConvertConfig, data: DataConfig, stated: Stated) -> Source:
+def read_source(config: ConvertConfig, data: DataConfig, stated: Stated) -> Source:
     """Returns the model that --format and --source select; raises UserError.
 
     data describes the vocabulary; without a vocab_path, it is beside the weights.
@@ -211,12 +212,12 @@ def read_vocab(path: Path, data: DataConfig = ANY) -> Vocab:
     supports.
     """
     if path.suffix in PICKLES:
-        return vocab_from_pickle(pickle.read(path), path, data)
-    return vocabulary.read(path, lambda words: from_words(words, data=data))
+        return vocab_from_pickle(pickle.read_pickle(path), path, data)
+    return vocabulary.read_file(path, lambda words: from_words(words, data=data))
 
 
 def vocab_from_pickle(value: Value, path: Path, data: DataConfig = ANY) -> Vocab:
-    """Returns the vocabulary in a value of `pickle.read`, the content of `path`."""
+    """Returns the vocabulary in a value of `read_pickle`, the content of `path`."""
     for _ in range(DEPTH):
         fields = value.state if isinstance(value, Object) else value
         if not isinstance(fields, dict):

@@ -20,6 +20,7 @@ from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError, prefixed
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.runtime.storage import DAMAGE
 
 CONFIG = "config.json"
@@ -46,7 +47,7 @@ OLD_NAMES = {"n_token": "vocab_size", "tie_weight": "tie_word_embeddings"}
 SIZES = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")
 
 
-def from_pretrained(folder: str | Path) -> tuple[ModelConfig, pytorch.Params]:
+def from_pretrained(folder: str | Path) -> tuple[ModelConfig, Params]:
     """Returns the model of a folder, and its parameters."""
     folder = Path(folder)
     config, weights = folder / CONFIG, weight_file(folder)
@@ -72,12 +73,12 @@ def weight_file(folder: Path) -> Path:
 def _read_weights(path: Path) -> State:
     if path.suffix == ".safetensors":
         return safetensors.numpy.load_file(path)
-    return arrays(pickle.read(path), path)
+    return arrays(pickle.read_pickle(path), path)
 
 
 def from_state_dict(
     state: Mapping[str, np.ndarray], config: pytorch.Fields
-) -> tuple[ModelConfig, pytorch.Params]:
+) -> tuple[ModelConfig, Params]:
     """Returns the model of a state dict and the fields of a config.json.
 
     Arrays that the fields tie are taken from the embedding, as in the library. Raises

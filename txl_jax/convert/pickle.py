@@ -95,7 +95,7 @@ class Unpickler(pickle.Unpickler):
         return self.storages.setdefault(key, np.zeros(count, DTYPES[kind]))
 
 
-def read(path: Path) -> Value:
+def read_pickle(path: Path) -> Value:
     """Returns the content of a file: plain values, arrays and inert Objects."""
     with reading(path):
         file = path.open("rb")

@@ -19,10 +19,10 @@ from txl_jax.convert.pickle import Object, Value
 from txl_jax.errors import UserError
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.runtime.storage import DAMAGE
 
 State = dict[str, np.ndarray]  # a state dict
-Params = dict[str, Any]
 Fields = Mapping[str, Any]  # another code base's config
 
 FREQUENCIES = "pos_emb.inv_freq"  # computed, not trained

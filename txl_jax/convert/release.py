@@ -15,9 +15,9 @@ from flax import traverse_util
 from txl_jax.checkpoint import array_file
 from txl_jax.checkpoint import manifest as manifests
 from txl_jax.checkpoint.manifest import Manifest, checksums
-from txl_jax.convert.pytorch import Params
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
+from txl_jax.model.initializers import Params
 
 FORMAT = "txl_jax 1"  # the version that is written and read
 EXPORT = "--mode=export --format=txl_jax"
@@ -37,10 +37,11 @@ class Release(NamedTuple):
     origin: dict[str, Any]
 
 
-def save(release: Release, path: Path, dtype: str = "float32") -> None:
+def save_release(release: Release, path: Path, dtype: str = "float32") -> None:
     """Writes a model to a file, with its numbers rounded to a dtype."""
     params = jax.tree.map(lambda x: np.asarray(x, dtype), release.params)
-    manifest = Manifest(release.step, None, None, checksums({"params": params}))
+    sums = checksums({"params": params})
+    manifest = Manifest(release.step, position=None, valid_nll=None, arrays=sums)
     texts = {
         "config": json.dumps(release.config),
         "vocab": vocabulary.dumps(release.vocab),
@@ -50,7 +51,7 @@ def save(release: Release, path: Path, dtype: str = "float32") -> None:
     path.write_bytes(array_file.pack(params, FORMAT, texts))
 
 
-def read(path: Path) -> Release:
+def read_release(path: Path) -> Release:
     """Reads a model from a file; raises UserError if it is damaged or another file."""
     with array_file.opened(path, FORMAT, EXPORT) as (texts, arrays):
         return _parse(texts, arrays)

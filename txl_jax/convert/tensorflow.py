@@ -24,10 +24,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 
 from txl_jax.convert import pytorch
-from txl_jax.convert.pytorch import Keys, Params
+from txl_jax.convert.pytorch import Keys
 from txl_jax.errors import UserError, prefixed
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.runtime.storage import DAMAGE
 
 ROOT = "transformer/"
@@ -69,7 +70,7 @@ STEP = "global_step"
 ADAM = ("/Adam", "/Adam_1", "beta1_power", "beta2_power")
 
 
-def read(
+def read_checkpoint(
     source: str | Path, *, mem_len: int, clamp_len: int = 0, same_length: bool = False
 ) -> tuple[ModelConfig, Params, int]:
     """Returns the model of a checkpoint, its parameters, and its step or 0.
@@ -77,7 +78,7 @@ def read(
     `source` is the checkpoint's folder, the prefix of its files or its .index. Sizes,
     clusters and ties are inferred from the variables.
     """
-    prefix = find(source)
+    prefix = find_prefix(source)
     variables = read_variables(prefix, ADAM)
     step = variables.pop(STEP, np.int64(0))
     state, cutoffs = _arrange(variables)
@@ -128,7 +129,7 @@ MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER = 48  # bytes: two locations, padded to 40, and the magic number
 
 
-def find(source: str | Path) -> Path:
+def find_prefix(source: str | Path) -> Path:
     """Returns the prefix of a checkpoint.
 
     `source` is the prefix, its .index, or a folder whose file `checkpoint` names the
@@ -154,7 +155,7 @@ def read_variables(
     source: str | Path, omit: tuple[str, ...] = ()
 ) -> dict[str, np.ndarray]:
     """Returns the variables by name, without those whose names end as in `omit`."""
-    prefix = find(source)
+    prefix = find_prefix(source)
     path = Path(f"{prefix}.index")
     try:
         records = _read_table(path.read_bytes())

@@ -44,7 +44,7 @@ class Source:
         return "-".join(filter(None, (self.corpus.name, self.edition)))
 
 
-def find(config: DataConfig, data_dir: Path) -> Source:
+def find_source(config: DataConfig, data_dir: Path) -> Source:
     """Returns the source of a corpus; reads it only for the hash of the user's files.
 
     `data_dir` contains downloads and TFDS datasets.

@@ -47,7 +47,7 @@ CONVENTIONS = {
     "lines": Convention(("word",), Lines("<eos>")),
     "text": Convention(("byte", "char", "subword")),  # unchanged
     # The paper's files have one symbol per byte and line, without byte 10.
-    "newlines_deleted": Convention(("byte", "char"), Lines(""), True, True),
+    "newlines_deleted": Convention(("byte", "char"), of_bytes=True, drop_newlines=True),
     "newlines_kept": Convention(("byte", "char"), of_bytes=True),
     # One Billion Word as in the published 21.8: `<S> <S>` between two sentences.
     "tensorflow": Convention(("word",), Lines("<S>", "<S>")),
@@ -138,7 +138,7 @@ def _read_vocab(config: DataConfig, corpus: Corpus, path: Path) -> Vocab:
     def marked(words: list[str]) -> WordVocab:
         return WordVocab(words, _convention(config, corpus, "word")[1].lines)
 
-    vocab = vocabulary.read(path, marked)
+    vocab = vocabulary.read_file(path, marked)
     if isinstance(vocab, WordVocab) and config.convention:
         return marked(vocab.words)
     return vocab
@@ -211,7 +211,7 @@ class Encoder:
         """Yields the blocks of a split under the convention, and reports progress."""
         progress = Progress(f"data: {label} {split}", in_bytes=True)
         meter = meter or texts.Meter()
-        for block in meter.read(self.text.read(split), self.recipe.drop_newlines):
+        for block in meter.measure(self.text.read(split), self.recipe.drop_newlines):
             yield block
             progress.update(len(block))
 

@@ -81,7 +81,7 @@ def largest(splits: Iterable[Iterator[bytes]]) -> int:
     return max(int(np.frombuffer(x, READ).max()) for split in splits for x in split)
 
 
-def read(path: Path, dtype: str) -> Iterator[bytes]:
+def read_numbers(path: Path, dtype: str) -> Iterator[bytes]:
     """Yields the numbers of a file as bytes of dtype READ.
 
     The file is a .npy or a .bin of `dtype` in little-endian order. Raises UserError if

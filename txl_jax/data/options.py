@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from txl_jax.fields import check, field, one_of
 
-CORPORA = tuple(
+CORPUS_NAMES = tuple(
     "stdlib text tokens shakespeare enwik8 text8 wikitext103 wikitext2 lm1b ptb "
     "tfds".split()
 )
@@ -17,7 +17,7 @@ SPLIT_NAMES = {split: split for split in SPLITS} | dict.fromkeys(
     ("val", "validation", "dev", "eval", "evaluation", "heldout"), "valid"
 )
 SPLIT_NAMES |= {"training": "train", "testing": "test"}
-VOCABULARIES = ("byte", "char", "word", "subword", "number")
+VOCAB_KINDS = ("byte", "char", "word", "subword", "number")
 DTYPES = tuple("uint8 uint16 uint32 uint64 int8 int16 int32 int64".split())
 OWN = "corpus"  # the kind of vocabulary in the corpus's published results
 AGAIN = "delete it and prepare again"  # the advice for damaged data
@@ -30,7 +30,7 @@ class DataConfig:
 
     corpus: str = field(
         "stdlib",
-        help=f'Corpus, one of {", ".join(CORPORA)}. "tfds:NAME" is a dataset of TFDS.',
+        help=f'Corpus, one of {", ".join(CORPUS_NAMES)}. "tfds:NAME" is one of TFDS.',
     )
     path: str = field(
         "", help='Files of "text" or "tokens": a file, a folder or a glob.'
@@ -40,7 +40,7 @@ class DataConfig:
     )
     vocab: str = field(
         OWN,
-        one_of((OWN, *VOCABULARIES)),
+        one_of((OWN, *VOCAB_KINDS)),
         help='Kind of vocabulary. "corpus" is the one of published results.',
     )
     convention: str = field(

@@ -62,7 +62,7 @@ class SubwordVocab:
             )
 
     @classmethod
-    def read(cls, state: str, name: str) -> "SubwordVocab":
+    def parse(cls, state: str, name: str) -> "SubwordVocab":
         """Reads the text of a tokenizer.json; `name` is its name in errors."""
         try:
             return cls(state)

@@ -66,7 +66,7 @@ class Meter:
             "lines": self.lines,
         }
 
-    def read(
+    def measure(
         self, blocks: Iterable[bytes], drop_newlines: bool = False
     ) -> Iterator[bytes]:
         """Yields the blocks, without byte 10 if `drop_newlines`."""

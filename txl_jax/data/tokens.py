@@ -75,7 +75,7 @@ class Tokens:
 def copies(config: DataConfig) -> list[RemotePath]:
     """Returns the folders, local and on gs://, with copies of a corpus."""
     root, remote = _roots(config)
-    name = f"txl_jax/{corpora.find(config, root).name}"
+    name = f"txl_jax/{corpora.find_source(config, root).name}"
     return [folder / name for folder in (root, remote) if folder]
 
 
@@ -131,7 +131,7 @@ def _prepare(config: DataConfig) -> Tokens:
     bucket, or to the bucket if it is not there.
     """
     root, remote = _roots(config)
-    source = corpora.find(config, root)
+    source = corpora.find_source(config, root)
     published = corpora.vocab_file(source.corpus, root)
     recipe, vocab = resolve(config, source.corpus, published)
     name = f"txl_jax/{source.name}/{source.corpus.version}/{recipe.folder}"

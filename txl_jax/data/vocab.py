@@ -135,16 +135,16 @@ def code_points(
 # unknown text or -1. `stream` encodes a whole split from blocks of bytes.
 Vocab = CharVocab | WordVocab | SubwordVocab | NumberVocab
 # Constructors of vocabularies from the results of `to_json`, by kind.
-VOCABULARIES: dict[str, Callable[[Json], Vocab]] = {
+FROM_JSON: dict[str, Callable[[Json], Vocab]] = {
     "byte": lambda _: ByteVocab(),
     "char": lambda x: CharVocab("".join(x["symbols"]), x["of_bytes"]),
     "word": lambda x: WordVocab(x["words"], Lines(*(x[y] for y in Lines._fields))),
-    "subword": lambda x: SubwordVocab.read(json.dumps(x["tokenizer"]), "tokenizer"),
+    "subword": lambda x: SubwordVocab.parse(json.dumps(x["tokenizer"]), "tokenizer"),
     "number": lambda x: NumberVocab(x["size"]),
 }
 
 
-def find(vocab: Vocab, text: str) -> int:
+def find_token(vocab: Vocab, text: str) -> int:
     r"""Returns the token of a text; raises UserError if it is not exactly one.
 
     A backslash and an n, which a shell may pass, are the end of a line too, like "\n",
@@ -195,7 +195,7 @@ def dumps(vocab: Vocab) -> str:
 def loads(text: str) -> Vocab:
     """Returns the vocabulary of `dumps`; raises an error of DAMAGE or UserError."""
     state = json.loads(text)
-    return VOCABULARIES[state["kind"]](state)
+    return FROM_JSON[state["kind"]](state)
 
 
 def save(vocab: Vocab, path: Path) -> None:
@@ -214,7 +214,7 @@ def load(path: Path) -> Vocab:
         ) from error
 
 
-def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
+def read_file(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
     """Reads a user's vocabulary, whose kind depends on the file.
 
     Supported are files of `save`, a Hugging Face tokenizer.json and plain text with a
@@ -228,7 +228,7 @@ def read(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
         if path.suffix == ".json":
             state = json.loads(text)
             if "model" in state:
-                return SubwordVocab.read(text, field)
+                return SubwordVocab.parse(text, field)
             return loads(text)
         # str.splitlines would split words that contain other line ends of Unicode.
         firsts = (line.split()[0] for line in text.split("\n") if line.strip())

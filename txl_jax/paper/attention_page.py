@@ -70,7 +70,7 @@ TITLES = {
 }
 
 
-def run(loaded: Loaded, workdir: Path) -> Json:
+def draw_attention(loaded: Loaded, workdir: Path) -> Json:
     """Maps the attention over part of a split; writes pictures and a page."""
     config, split = loaded.config, loaded.config.eval.split
     corpus = prepare(config.data, loaded.vocab, loaded.trained_on)

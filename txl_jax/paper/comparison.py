@@ -144,7 +144,7 @@ def markdown(table: str, results: dict[str, RowResult]) -> str:
         paper = [f"{ppl:.2f}" if ppl else "–" for ppl in (row.init, row.best)]
         cells = [
             f"`{name}`",
-            "yes" if row.recurrence else "no",
+            row.recurrence,
             row.encoding,
             row.loss,
             _range(one.ppl_init),

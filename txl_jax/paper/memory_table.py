@@ -72,8 +72,10 @@ HEAD = (
 LEAST = 0.001  # nats; a smaller difference is none, whatever its spread
 
 
-def run(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> Json:
-    """Makes the table, like `paper.table.run`; writes memories.md, .json, .png."""
+def compare_memories(
+    table: TableConfig, workdir: Path, overrides: Values, train: Train
+) -> Json:
+    """Makes the table like `ablate`; writes memories.md, .json and .png."""
     cells, folders = [], []
     for task in [name for name in table.rows if name in TASKS] or TASKS:
         for kind in [name for name in table.rows if name in KINDS] or KINDS:
@@ -153,7 +155,7 @@ def far_accuracies(task: str, loaded: Loaded, options: EvalConfig) -> dict[str, 
         far_T = np.frombuffer(far, np.uint8)
         _, right_T = score_tokens(loaded, options, far_T, answers=True)
         assert right_T is not None
-        found[str(distance)] = float(right_T[find_scored(far_T, True)].mean())
+        found[str(distance)] = float(right_T[find_scored(far_T, answers=True)].mean())
     return found
 
 

@@ -49,7 +49,7 @@ from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.folder import VOCAB, find, read_config
 from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
 
-LENGTHS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # fields of EvalConfig
+EVAL_FIELDS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # fields of EvalConfig
 POSITIONS = 2000  # evenly spaced tokens to score
 # The paper's numbers (Appendix C).
 THRESHOLD = 0.01  # a smaller relative gain ends a model's context
@@ -68,7 +68,7 @@ class Member(NamedTuple):
     sha256: str  # the text's
 
 
-def run(config: ReclConfig, folder: Path, overrides: Values) -> Json:
+def measure_recl(config: ReclConfig, folder: Path, overrides: Values) -> Json:
     """Compares the models, each with the overrides; writes losses and results."""
     started = time.perf_counter()
     members = open_members(config, overrides)
@@ -137,7 +137,7 @@ def score(
     """Returns a model's nll_CT and its row of the result; reuses saved losses."""
     loaded = load.load(member.folder, member.config)
     warn_of_rotations(member.config, most=config.lengths[-1])
-    lengths = {name: getattr(member.config.eval, name) for name in LENGTHS}
+    lengths = {name: getattr(member.config.eval, name) for name in EVAL_FIELDS}
     full = full_context(member.config)
     model = checksums(loaded.params), loaded.config.model, lengths
     state = repr((model, member.sha256, positions_T.tolist()))

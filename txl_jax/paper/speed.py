@@ -61,7 +61,7 @@ Program = Callable[[], Array]
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 
-def run(config: Config, workdir: Path) -> Json:
+def measure_speed(config: Config, workdir: Path) -> Json:
     """Times every attention length on the first device, and writes after each one.
 
     The parameters come from the workdir's run, or are random if there is none.

@@ -38,7 +38,7 @@ MULTIPLES = (0.5, 0.75, 1, 1.5, 2, 2.5)
 
 # The miniature has an eighth of the published lengths and two sevenths of the layers.
 SHORTER = 8
-LENGTHS = select("""
+SHORTENED = select("""
     model.mem_len,n_position train.tgt_len eval.tgt_len,mem_len,ext_len generate.mem_len
 """)
 FEWER = 2 / 7
@@ -70,7 +70,7 @@ Train = Callable[[Config, Path], AbstractContextManager[TrainedRun]]
 MakeEvaluate = Callable[..., Evaluate]  # as `make_evaluate`
 
 
-def run(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> Json:
+def ablate(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> Json:
     """Makes the table, with overrides for all rows; writes tableN.md, .json, .png."""
     plan = {
         name: [row_config(name, overrides, seed) for seed in range(table.seeds)]
@@ -257,7 +257,7 @@ def shrink(config: Config) -> Config:
     """Returns the config of a model that trains in minutes on a CPU core."""
     published, n_layer = values_of(config), round(config.model.n_layer * FEWER)
     layers = {"model.n_layer": n_layer, "model.unroll": n_layer}
-    shorter = {name: published[name] // SHORTER for name in LENGTHS}
+    shorter = {name: published[name] // SHORTER for name in SHORTENED}
     return with_values(config, {**SMALL, **layers, **shorter})
 
 

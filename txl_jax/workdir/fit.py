@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from txl_jax.config import Config, with_values
-from txl_jax.convert.formats import LENGTHS
+from txl_jax.convert.formats import MEMORY_FIELDS
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.catalog import CORPORA
 from txl_jax.data.streams import OFF
@@ -42,7 +42,7 @@ def find_ids(config: Config, vocab: Vocab) -> TokenIds:
 
     def id_of(field: str, text: str) -> int:
         with prefixed(field):
-            return vocabulary.find(vocab, text) if text else OFF
+            return vocabulary.find_token(vocab, text) if text else OFF
 
     train, eval = config.train, config.eval
     return TokenIds(
@@ -65,7 +65,7 @@ def fit_vocab(config: Config, vocab: Vocab) -> Config:
 
 def imported_config(model: ModelConfig, vocab: Vocab) -> Config:
     """Returns a config that evaluates another code base's model as it was trained."""
-    lengths = {name: getattr(model, name) for name in LENGTHS}
+    lengths = {name: getattr(model, name) for name in MEMORY_FIELDS}
     generate = GenerateConfig(mem_len=model.mem_len, prompt=default_prompt(vocab))
     return Config(model=model, eval=EvalConfig(**lengths), generate=generate)
 

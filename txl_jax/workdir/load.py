@@ -16,8 +16,7 @@ from txl_jax import config as configs
 from txl_jax.checkpoint import manifest, save_restore
 from txl_jax.checkpoint.manifest import Imported, first_nonfinite
 from txl_jax.config import Config
-from txl_jax.convert import release as releases
-from txl_jax.convert.release import Release
+from txl_jax.convert.release import Release, read_release
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import Vocab
@@ -62,7 +61,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
         workdir = packaged().get(str(workdir), workdir)
     if not storage.is_remote(workdir) and workdir.is_file():
         saved = load_config(workdir)
-        released = releases.read(workdir)
+        released = read_release(workdir)
         vocab = released.vocab
     else:
         saved = read_config(workdir)

@@ -127,7 +127,7 @@ class Child:
                 start_new_session=True,
             )
 
-    def find(self, key: str) -> Any:
+    def output(self, key: str) -> Any:
         """Returns what the process printed under a key, or None."""
         found = None
         for line in self.out.read_text("utf-8", "replace").splitlines():
@@ -139,7 +139,7 @@ class Child:
 
     def is_compiling(self) -> bool:
         """Returns whether the process neither waits for its turn nor has ended."""
-        return self.process.poll() is None and self.find("compile_seconds") is None
+        return self.process.poll() is None and self.output("compile_seconds") is None
 
     def measure(self, limit: float) -> Row:
         """Gives the process its turn; returns the part with its figures or error."""
@@ -149,12 +149,12 @@ class Child:
             self.process.wait(limit)
         except subprocess.TimeoutExpired:
             self.end(f"no end within {limit:.0f} s")
-        result = self.find("result")
-        error = self.error or self.find("error")
+        result = self.output("result")
+        error = self.error or self.output("error")
         if result is None and not error:
             *_, last = ["", *self.err.read_text("utf-8", "replace").splitlines()]
             error = f"ended with status {self.process.returncode}: {last}"
-        seconds = self.find("compile_seconds")
+        seconds = self.output("compile_seconds")
         row = {**self.part, **(result or {}), "compile_seconds": seconds}
         return row | {"error": (error or "")[:LONGEST]}
 

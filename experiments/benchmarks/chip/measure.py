@@ -61,7 +61,7 @@ def run(part: Row) -> None:
     keep_freed()  # as `txl_jax.main` does
     try:
         began = time.perf_counter()
-        measure = find(part)(part)
+        measure = find_task(part)(part)
         print(to_json({"compile_seconds": time.perf_counter() - began}), flush=True)
         sys.stdin.read()
         print(to_json({"result": measure()}), flush=True)
@@ -70,7 +70,7 @@ def run(part: Row) -> None:
         print(to_json({"error": line}), flush=True)
 
 
-def find(part: Row) -> Callable[[Row], Measure]:
+def find_task(part: Row) -> Callable[[Row], Measure]:
     """Returns the function that prepares a part."""
     if "original" in part:
         from experiments.benchmarks.chip import original
@@ -79,7 +79,7 @@ def find(part: Row) -> Callable[[Row], Measure]:
     return PREPARE[part["task"]]
 
 
-def read(part: Row) -> Config:
+def read_config(part: Row) -> Config:
     """Returns the config of a part."""
     config = find_vocab(configs.load(part["experiment"]))
     values = {"model.dtype": part["dtype"], "model.kernel": part["kernel"]}
@@ -221,7 +221,7 @@ def check_kernel(part: Row) -> Measure:
 
 def train(part: Row) -> Measure:
     """Compiles the training step as `train` does, and its start, for one device."""
-    config, mesh = read(part), subject.one_device()
+    config, mesh = read_config(part), subject.one_device()
     program = make_program(config.model, config.train, config.optim, mesh)
     state, segments = plan.step_arguments(config, mesh, program)
     options = record_loops([*mesh.devices.flat])
@@ -250,7 +250,8 @@ def time_training(part: Row, config: Config, mesh: Any, init: Any, step: Any) ->
 
     seconds, spread = seconds_of(call)
     width = train.ext_len + train.tgt_len
-    flops = S * needed_flops(config.model, train.batch_size, width, True) / seconds
+    once = needed_flops(config.model, train.batch_size, width, training=True)
+    flops = S * once / seconds
     nats = np.concatenate(jax.device_get(losses)).astype(float)
     return {
         "seconds": seconds / updates,
@@ -264,7 +265,7 @@ def time_training(part: Row, config: Config, mesh: Any, init: Any, step: Any) ->
 
 def evaluate(part: Row) -> Measure:
     """Compiles the evaluation step by reading four segments."""
-    config = read(part)
+    config = read_config(part)
     model, each = evaluation_model(config.model, config.eval), config.eval
     params = subject.make_params(config.model)
     evaluation = make_evaluate(config.model, each, subject.one_device())
@@ -282,7 +283,7 @@ def evaluate(part: Row) -> Measure:
         count = max(64, round(REPEATS * SECONDS / once))
         done = read_segments(count)
         rate = done["tokens_per_second"]
-        flops = needed_flops(model, each.streams, each.tgt_len, False)
+        flops = needed_flops(model, each.streams, each.tgt_len, training=False)
         flops *= rate / (each.streams * each.tgt_len)
         row = {"L": each.tgt_len, "nll": done["nll"], **use(rate, flops)}
         return row | profile(part, lambda: read_segments(64), 64)
@@ -292,7 +293,7 @@ def evaluate(part: Row) -> Measure:
 
 def generate(part: Row) -> Measure:
     """Compiles the sampler by sampling, with a full memory, one token at a time."""
-    config = read(part)
+    config = read_config(part)
     params = subject.make_params(config.model)
     length = config.generate.mem_len + 1
     prompt_T = subject.zipf_text(config.model.vocab_size, length)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from experiments.benchmarks import subject
-from experiments.benchmarks.chip.measure import REPEATS, SECONDS, read
+from experiments.benchmarks.chip.measure import REPEATS, SECONDS, read_config
 from experiments.benchmarks.record import Row
 from txl_jax.evaluate.options import evaluation_model
 
@@ -36,7 +36,7 @@ def prepare(part: Row) -> Callable[[], Row]:
     """Builds the model with random weights, and warms it up."""
     import torch
 
-    config, task = read(part | {"kernel": "auto"}), part["task"]
+    config, task = read_config(part | {"kernel": "auto"}), part["task"]
     model, L, B = config.model, config.train.tgt_len, config.train.batch_size
     if task == "evaluate":
         model, L = evaluation_model(model, config.eval), config.eval.tgt_len

@@ -112,13 +112,13 @@ def test_two_cores_do_not_race(
     assert races and not races.races_found
 
 
-LENGTHS = [(5, 0), (3, 300), (16, 16), (130, 0), (100, 300), (300, 100), (150, 150)]
-LENGTHS += [(256, 384), (512, 512), (17, 1000)]
+SIZES = [(5, 0), (3, 300), (16, 16), (130, 0), (100, 300), (300, 100), (150, 150)]
+SIZES += [(256, 384), (512, 512), (17, 1000)]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("oldest", OLDEST)
-@pytest.mark.parametrize(("L", "M"), LENGTHS)
+@pytest.mark.parametrize(("L", "M"), SIZES)
 def test_agrees_with_xla_on_a_wide_grid(L: int, M: int, oldest: str) -> None:
     wide = case(2, 2, L, M, 24, oldest=oldest, rate=0.1)
     for tile in (128, 176):

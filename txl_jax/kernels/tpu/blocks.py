@@ -95,7 +95,7 @@ class Blocks(NamedTuple):
         count = 0
         for i in range(self.query_tiles):
             count += self.diagonal(i) * self.tile * self.query_width
-            count += sum(strip.rows * LANES for strip in self.strips(True))
+            count += sum(strip.rows * LANES for strip in self.strips(on_diagonal=True))
         return count
 
 

@@ -76,16 +76,17 @@ def place(blocks: Blocks, refs: Ref) -> Place:
     return Place(b, h, i, d, j, refs.deepest[at], refs.clear[at])
 
 
-def visit(here: Place, step: Callable[[bool, bool], None]) -> None:
+def visit(here: Place, step: Callable[..., None]) -> None:
     """Runs the variant of step(on_diagonal, masked) that this tile needs, if any.
 
     The diagonal is a variant because half of it is in the future.
     """
     inside = here.d <= here.clear
     later = (here.d > 0) & (here.d <= here.deepest)
-    pl.when(here.d == 0)(functools.partial(step, True, True))
-    pl.when(later & inside)(functools.partial(step, False, False))
-    pl.when(later & jnp.logical_not(inside))(functools.partial(step, False, True))
+    away = functools.partial(step, on_diagonal=False)
+    pl.when(here.d == 0)(functools.partial(step, on_diagonal=True, masked=True))
+    pl.when(later & inside)(functools.partial(away, masked=False))
+    pl.when(later & jnp.logical_not(inside))(functools.partial(away, masked=True))
 
 
 def prepare(refs: Ref) -> None:
