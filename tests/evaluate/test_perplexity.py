@@ -120,6 +120,12 @@ def test_segments_per_call_change_nothing(L: int, M: int, S: int, kernel: str) -
     assert nll == pytest.approx(expected, rel=tiny.FLOAT32)
 
 
+def test_a_token_without_its_id_is_refused() -> None:
+    config = dataclasses.replace(CONFIG, reset_memory_at="<eos>")
+    with pytest.raises(UserError, match="'<eos>' needs the token's id"):
+        compiled(config)
+
+
 def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
     config = dataclasses.replace(CONFIG, segments_per_step=1)
     reader = make_reader(MODEL, config, tiny.one_device())

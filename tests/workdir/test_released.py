@@ -11,6 +11,7 @@ import txl_jax
 from tests.support.trained import command
 from txl_jax.convert.release import read_release
 from txl_jax.data.byte_ranges import checksum
+from txl_jax.workdir.fit import NO_TOKENS
 from txl_jax.workdir.released import packaged
 
 CARD = (Path(__file__).parents[2] / "docs/models.md").read_text("utf-8")
@@ -38,6 +39,7 @@ def test_it_has_learned_shakespeare(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     loaded = txl_jax.load("shakespeare")
+    assert loaded.ids == NO_TOKENS, "its config is of an earlier version"
     assert loaded.params["layers"]["attention"]["q"].dtype == np.float32
     memory = txl_jax.Memory.empty(loaded.config.model, batch_size=1)
     tokens_T = loaded.vocab.encode(LINES)
