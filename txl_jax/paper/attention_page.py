@@ -184,12 +184,12 @@ def make_maps(loaded: Loaded, tokens: np.ndarray) -> Maps:
     options = loaded.config.eval
     span, L = options.mem_len, options.tgt_len
     model = map_model(loaded.config.model, span, options.clamp_len)
-    segments = max(options.max_tokens // L, 1) if options.max_tokens else SEGMENTS
-    T = segments * L
+    n_segments = max(options.max_tokens // L, 1) if options.max_tokens else SEGMENTS
+    T = n_segments * L
     first = -(-span // L) * L  # earlier tokens only fill the memory
     if first + T + 1 > len(tokens):
         raise UserError(
-            f"{segments} segments of {L} targets from token {first} of the "
+            f"{n_segments} segments of {L} targets from token {first} of the "
             f"split need {first + T + 1} tokens, but it has {len(tokens)}: lower "
             "eval.max_tokens or eval.mem_len"
         )
@@ -206,7 +206,7 @@ def make_maps(loaded: Loaded, tokens: np.ndarray) -> Maps:
     read = Reader(model, tally_layers, 1, L)
     text = tokens[: first + T + 1]
     outputs = read.read(loaded.params, Streams(text, 1, L).epoch())
-    tallies = jax.device_get([*collections.deque(outputs, maxlen=segments)])
+    tallies = jax.device_get([*collections.deque(outputs, maxlen=n_segments)])
     tally_SN: Any = jax.tree.map(lambda *x: np.concatenate(x), *tallies)
     shown_I = np.unique(np.linspace(0, T - 1, SHOWN).round().astype(int))
     shown_INHR = tally_SN.whole_HLR[shown_I // L, :, :, shown_I % L]
