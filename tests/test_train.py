@@ -33,7 +33,7 @@ from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import sharding
 from txl_jax.train import Training
 from txl_jax.update.options import TrainConfig
-from txl_jax.update.state import Average, Program, TrainState
+from txl_jax.update.state import Average, TrainState, Updater
 
 TEXT = np.frombuffer(b"segment after segment; " * 50, "u1")
 CONFIG = Config(
@@ -55,30 +55,10 @@ def count(state: TrainState, segments: Any) -> Any:
     return state, metrics
 
 
-class Step:
-    """Stands in for a jitted step: calls `call`, then `count`."""
-
-    def __init__(self, call: Any) -> None:
-        self.call = call
-
-    def lower(self, *args: object) -> "Step":
-        """Returns itself: there is nothing to lower or compile."""
-        return self
-
-    def compile(self, options: Any = None) -> Any:
-        """Returns the call of a compiled step."""
-        return self
-
-    def __call__(self, state: Any, segments: Any) -> Any:
-        """Makes an update."""
-        self.call()
-        return count(state, segments)
-
-
 def train(
     workdir: Path, config: Config = CONFIG, call: Any = lambda: None, valid: Any = None
 ) -> dict[str, Any]:
-    """Trains with `count`, before which it runs `call`."""
+    """Trains with `count`, before which it runs `call`, instead of a program."""
     mesh = make_mesh(config.mesh)
     place = sharding(mesh, ())  # replicated
     # Incompressible bits, so that a checkpoint is larger than the tests' small disks.
@@ -96,10 +76,18 @@ def train(
         return valid or float(jax.device_get(params["x"]))
 
     places = jax.tree.map(lambda _: place, state)
-    step: Any = Step(call)
+
+    def step(state: TrainState, segments: Any) -> Any:
+        call()
+        return count(state, segments)
+
     batch = make_streams(config, TEXT, slice(None)).batch
-    program = Program(lambda: state, places, step)
-    return loop.train(Training(config, mesh, program, batch, mean_nll), workdir)
+    training = Training(
+        config, mesh, Updater(lambda: state, places, step), batch, mean_nll
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "Program", lambda name, step, **_: step)
+        return loop.train(training, workdir)
 
 
 def ask_to_end(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:

@@ -20,14 +20,14 @@ from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.model.flops import needed_flops
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
-from txl_jax.report.log import MetricsLog, Progress, SendLine, compile_step
+from txl_jax.report.log import MetricsLog, Progress, SendLine
 from txl_jax.report.timing import Trace, peak_flops
 from txl_jax.report.viewers import Events
 from txl_jax.runtime import distributed, preemption
-from txl_jax.runtime.programs import record_loops
+from txl_jax.runtime.programs import Program, record_loops
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import place_segments
-from txl_jax.update.state import Metrics, Program, TrainState
+from txl_jax.update.state import Metrics, TrainState, Updater
 from txl_jax.update.step import REASONS
 from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.staging import Staging
@@ -42,7 +42,7 @@ class Training(NamedTuple):
 
     config: Config  # with the vocabulary's size and ids
     mesh: Mesh
-    program: Program
+    updater: Updater
     # (position, S) -> (the S segments read there, the position after them).
     read_batch: Callable[[Position, int], tuple[Segment, Position]]
     # The mean nll in nats of the validation split.
@@ -120,7 +120,7 @@ class Run:
         self.training, self.stop = training, enter(preemption.listening())
         self.checkpoints = enter(Checkpoints(workdir, config.checkpoint))
         self.start = save_restore.restore_or_init(
-            self.checkpoints, workdir, training.program, training.params
+            self.checkpoints, workdir, training.updater, training.params
         )
         self.staging = enter(Staging(workdir, METRICS))
         folder, step = self.staging.folder, self.start.step
@@ -148,32 +148,26 @@ class Run:
         self.debug_nans: bool = jax.config.jax_debug_nans  # type: ignore[attr-defined]
         # The first update with too many skipped ones in a row, which ends the run.
         self.bad: Json = {}
-        # The compiled step by the number of segments in a call.
-        self.compiled: dict[int, jax.stages.Compiled] = {}
+        self.step = Program(
+            "the training step",
+            training.updater.step,
+            carries=True,
+            donates=True,
+            options=record_loops([*training.mesh.devices.flat]),
+            timed=partial(log.timing.spend, "compile"),
+        )
         # Calls whose metrics have not been fetched: (first step, metrics).
         self.calls: deque[tuple[int, Metrics]] = deque()
 
     def dispatch(self, step: int, state: TrainState, segments: Segment) -> TrainState:
         """Starts a call after `step` updates; compiles the first one of its shape."""
         self.trace.before(step, state)
-        S = segments.length_SB.shape[0]
-        if S not in self.compiled and not self.debug_nans:
-            jax.block_until_ready(state)  # do not time the call before as compilation
-            options = record_loops([*self.training.mesh.devices.flat])
-            with self.log.timing.spend("compile"):
-                self.compiled[S] = compile_step(
-                    "the training step",
-                    self.training.program.step,
-                    state,
-                    segments,
-                    options=options,
-                )
         if self.debug_nans:
             # One operation at a time: the traceback shows where the first NaN arises.
             with jax.disable_jit(), jax.transfer_guard("allow"):
-                state, metrics = self.training.program.step(state, segments)
+                state, metrics = self.training.updater.step(state, segments)
         else:
-            state, metrics = self.compiled[S](state, segments)
+            state, metrics = self.step(state, segments)
         self.calls.append((step, metrics))
         return state
 
@@ -195,31 +189,39 @@ class Run:
     def finish_step(self, step: int, state: TrainState, position: Position) -> None:
         """Validates a step if that is due, saves it, and ends the run if it has to.
 
-        All lines are on the disk before the save starts. Raises BadNumbers if too many
-        updates in a row were skipped.
+        Raises BadNumbers if too many updates in a row were skipped.
         """
-        is_due = self.training.config.train.validates(step)
-        valid_nll = self.validate(state) if is_due and not self.stop.reached else None
+        valid_nll = None
+        if self.training.config.train.validates(step) and not self.stop.reached:
+            valid_nll = self.validate(state)
         if valid_nll is not None:
             self.log.validated(valid_nll)
-        # orbax copies arrays to the host implicitly.
-        with self.log.timing.spend("checkpoint"), jax.transfer_guard("allow"):
-            with self.checkpoints.attempt(step):
-                with distributed.together(*save_restore.errors()):
-                    self.log.sync()
-                    self.staging.upload()
-                self.checkpoints.save(step, state, position, valid_nll)
-            if self.bad and step not in self.checkpoints.failed:
-                raise BadNumbers(
-                    f"update {self.bad['number']} was skipped, number "
-                    f"{self.bad['skipped_in_row']} in a row, since "
-                    f"{self.bad['reason']}. No skipped update has changed "
-                    f"checkpoint {step}; with JAX_DEBUG_NANS=true, the same command "
-                    "stops at the operation that makes the first NaN"
-                )
+        self.save(step, state, position, valid_nll)
+        if self.bad and step not in self.checkpoints.failed:
+            raise BadNumbers(
+                f"update {self.bad['number']} was skipped, number "
+                f"{self.bad['skipped_in_row']} in a row, since {self.bad['reason']}. "
+                f"No skipped update has changed checkpoint {step}; with "
+                "JAX_DEBUG_NANS=true, the same command stops at the operation that "
+                "makes the first NaN"
+            )
         if self.stop.reached:
             self.checkpoints.finish(step)
             raise self.stop.end(f"at update {step}, which is saved")
+
+    def save(
+        self, step: int, state: TrainState, position: Position, valid_nll: float | None
+    ) -> None:
+        """Starts to save a step when all lines are on the disk, or reports why not."""
+        with (
+            self.log.timing.spend("checkpoint"),
+            jax.transfer_guard("allow"),  # orbax copies arrays to the host implicitly
+            self.checkpoints.attempt(step),
+        ):
+            with distributed.together(*save_restore.errors()):
+                self.log.sync()
+                self.staging.upload()
+            self.checkpoints.save(step, state, position, valid_nll)
 
     def validate(self, state: TrainState) -> float | None:
         """Returns the mean nll in nats; None if the run ends before it is complete."""

@@ -53,7 +53,7 @@ def main() -> None:
         memory = lower.abstract_result(reader.empty, params)
     T = L * reader.segments
     segments = lower.abstract_segments(mesh, 1, 1, T)
-    done = lower.compile_step_for(mesh, reader.calls, params, memory, segments)
+    done = lower.compile_step_for(mesh, reader.step, memory, params, segments)
     assert done.program
     program = hlo.HloProgram(done.program.as_text() or "")
     cycles = sum(

@@ -26,13 +26,14 @@ from jax.sharding import Mesh, PartitionSpec
 from txl_jax.checkpoint import save_restore
 from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.report import plots, provenance
-from txl_jax.report.log import MetricsLog, Progress, compile_step, read_metrics, to_json
+from txl_jax.report.log import MetricsLog, Progress, read_metrics, to_json
 from txl_jax.runtime import allocator, distributed, preemption
+from txl_jax.runtime.programs import Program
 from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams, letters, shardings
-from txl_jax.update.state import Program, TrainState
+from txl_jax.update.state import TrainState, Updater
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS
 from txl_jax.workdir.staging import locked
 
@@ -56,8 +57,8 @@ def make_environment(options: Options) -> Environment:
     return adapt(options.gymnax)
 
 
-def make_program(options: Options, mesh: Mesh) -> Program:
-    """Returns the jitted functions of a run; streams are split over the mesh."""
+def make_updater(options: Options, mesh: Mesh) -> Updater:
+    """Returns how to begin and to update a run; streams are split over the mesh."""
     check_streams(mesh, options.streams // options.minibatches, "streams / minibatches")
     env = make_environment(options)
     agent = make_agent(options, env.observed, env.actions)
@@ -80,8 +81,8 @@ def make_program(options: Options, mesh: Mesh) -> Program:
     specs = jax.tree.map(lambda _: PartitionSpec(), state)
     places = shardings(mesh, dataclasses.replace(specs, memory=streams))
     update = make_update(agent, env, optimizer, options)
-    step = jax.jit(update, donate_argnums=0, out_shardings=(places, None))
-    return Program(jax.jit(create, out_shardings=places), places, step)
+    step: Any = update  # makes its own segments
+    return Updater(jax.jit(create, out_shardings=places), places, step)
 
 
 def claim(workdir: Path, options: Options) -> None:
@@ -108,20 +109,21 @@ def train(options: Options, workdir: Path) -> Json:
         raise UserError(
             f"{workdir} holds another program's run: give another --workdir"
         )
-    program = make_program(options, make_mesh(MeshConfig()))
+    updater = make_updater(options, make_mesh(MeshConfig()))
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(locked(workdir))
         claim(workdir, options)
         checkpoints = enter(save_restore.Checkpoints(workdir))
         step, state, position = save_restore.restore_or_init(
-            checkpoints, workdir, program, None
+            checkpoints, workdir, updater, None
         )
         log = enter(MetricsLog(workdir / METRICS, step, options.updates, every=1))
         bar = enter(Progress("ppo", options.updates, step))
         stop = enter(preemption.listening())
+        update = Program("the update", updater.step, carries=True, donates=True)
         with log.timing.spend("compile"):
-            update = compile_step("the update", program.step, state)
+            update.compile(state)
         while step < options.updates:
             (state, metrics), step = update(state), step + 1
             numbers = {name: x.item() for name, x in jax.device_get(metrics).items()}

@@ -139,7 +139,7 @@ def test_the_compression_learns_from_its_error_alone() -> None:
     @jax.jit
     def gradients(params: Any) -> tuple[Any, Any]:
         of_nll = jax.grad(lambda p: nll_sum(model, p, memory, segment, key)[0])(params)
-        sums = sum_gradients(model, params, memory, segments, key, train)
+        sums, _ = sum_gradients(model, params, memory, segments, key, train)
         return of_nll, sums.grads
 
     of_nll, of_loss = gradients(params)

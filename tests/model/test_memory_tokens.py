@@ -151,7 +151,8 @@ def test_gradients_cross_as_many_segments_as_are_set() -> None:
         gradient_segments=G,
     )
     find = functools.partial(sum_gradients, TransformerXL(CONFIG), config=train)
-    sums = jax.jit(find)(params, empty_memory(CONFIG, B), segments, jax.random.key(0))
+    given = params, empty_memory(CONFIG, B), segments, jax.random.key(0)
+    sums, _ = jax.jit(find)(*given)
 
     # Before each segment: the streams, of which only the tokens are not constant.
     before: list[list[Stream]] = []

@@ -57,7 +57,7 @@ def read_segments(config: ModelConfig) -> Any:
     reader = Reader(config, read, 1, L)
     params = reader.unstack(tiny.make_params(config))
     *_, output = reader.outputs(params, Streams(TOKENS[: 3 * L + 1], 1, L).epoch())
-    return jax.tree.map(lambda x: np.asarray(x[0]), output)
+    return jax.tree.map(np.asarray, output)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from txl_jax.paper.speed import (
     PAPER,
     count_flops,
     last_nll,
-    make_programs,
+    make_ways,
     whole_nll,
     window_memory,
     window_model,
@@ -131,7 +131,7 @@ def test_flops_of_a_segment_by_hand() -> None:
 def test_other_memories_are_refused() -> None:
     with refused("--mode=speed supports only the paper's memory"):
         config = tiny.config(**tiny.COMPRESSED)
-        make_programs(config, EvalConfig(), {}, tiny.one_device())
+        make_ways(config, EvalConfig(), {}, tiny.one_device())
 
 
 def test_attention_lengths_are_those_of_the_sweep_or_of_table_9() -> None:

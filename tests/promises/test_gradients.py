@@ -68,7 +68,7 @@ def gradient_of_the_model(case: Case, params: Params) -> Any:
     )
     model, memory = TransformerXL(case.config), Memory.empty(case.config, B)
     find = jax.jit(functools.partial(sum_gradients, model, config=train))
-    sums = find(params, memory, case.segments, jax.random.key(0))
+    sums, _ = find(params, memory, case.segments, jax.random.key(0))
     return jax.tree.map(lambda x: x / sums.tokens, sums.grads)
 
 

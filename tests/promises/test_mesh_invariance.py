@@ -22,13 +22,14 @@ from txl_jax.data.streams import OFF, Position
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
+from txl_jax.runtime.programs import Program
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import host_rows, place_segments
 from txl_jax.update import optim
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import TrainState
-from txl_jax.update.step import make_program
+from txl_jax.update.step import make_updater
 from txl_jax.workdir.fit import TokenIds
 
 pytestmark = pytest.mark.promise("The mesh does not change the numbers")
@@ -92,8 +93,6 @@ MESHES = [
 class Run:
     """The updates of a config on a mesh over the first devices."""
 
-    compiled: Any = None
-
     def __init__(self, sizes: tuple[int, ...], config: Config = CONFIG):
         devices = jax.devices()[: int(np.prod(sizes))]
         self.mesh = make_mesh(MeshConfig(*sizes), devices)
@@ -102,9 +101,12 @@ class Run:
                 # Muon, and its Adam, would turn the rounding of a gradient near 0 into
                 # a whole step.
                 patch.setattr(optim, "EPSILON", 1e-3)
-            self.init, places, self.step = make_program(
+            self.init, places, step = make_updater(
                 config.model, config.train, config.optim, self.mesh
             )
+        quick = jax.config.values["jax_disable_most_optimizations"]
+        options: Any = {} if quick else tiny.OPTIMIZED
+        self.step = Program("", step, carries=True, donates=True, options=options)
         self.like = save_restore.abstract(jax.eval_shape(self.init), places)
         rows = host_rows(self.mesh, config.train.batch_size, "train.batch_size")
         ids = TokenIds(int(config.train.reset_memory_at or OFF))
@@ -119,12 +121,7 @@ class Run:
         for _ in range(updates):
             segments, position = self.streams.batch(position, self.S)
             placed = place_segments(self.mesh, segments)
-            if self.compiled is None:
-                lowered = self.step.lower(state, placed)
-                quick = jax.config.values["jax_disable_most_optimizations"]
-                options = {} if quick else tiny.OPTIMIZED
-                self.compiled = lowered.compile(compiler_options=options)
-            state, metrics = self.compiled(state, placed)
+            state, metrics = self.step(state, placed)
             losses.append(metrics["loss"].item())
         return state, position, losses
 

@@ -5,13 +5,11 @@ import queue
 import sys
 from functools import partial
 
-import jax
 import pytest
 
 from tests.support.processes import LIMIT_SECONDS
 from txl_jax.report import log
-from txl_jax.report.log import Progress, compile_step, say, waiting
-from txl_jax.runtime import distributed
+from txl_jax.report.log import Progress, say, waiting
 
 
 @pytest.mark.parametrize("seconds, count", [(10.0, 0), (0.0, 9)])
@@ -56,17 +54,3 @@ def test_a_long_wait_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError), waiting("reading"):
         assert hear() == "reading"
         raise ValueError
-    slow = jax.jit(lambda x: hear() == "compiling a step" and x)
-    assert compile_step("a step", slow, 1.0)(1.0) == 1.0
-
-
-def test_steps_wait_for_all_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When devices first communicate, they wait only 30 s for one another."""
-    events: list[str] = []
-    monkeypatch.setattr(distributed, "wait_for_all", lambda: events.append("wait"))
-    step = jax.jit(lambda x: jax.debug.callback(lambda: events.append("call")))
-    program = compile_step("a step", step, 1.0)
-    assert events == ["wait"]
-    program(1.0)
-    jax.effects_barrier()
-    assert events == ["wait", "call"]

@@ -1,6 +1,9 @@
-"""Where compiled programs are kept between starts."""
+"""How programs are compiled, and where they are kept between starts."""
 
+import contextlib
+import queue
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,7 +14,9 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from txl_jax.runtime import programs
+from tests.support.processes import LIMIT_SECONDS
+from txl_jax.runtime import distributed, programs
+from txl_jax.runtime.programs import Program
 
 NAMES = ("enable_compilation_cache", "compilation_cache_dir")
 BOUND = "compilation_cache_max_size"
@@ -69,6 +74,46 @@ def test_an_unwritable_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
     home.parent.parent.joinpath("txl_jax").touch()
     programs.keep()
     assert used() == (True, None)
+
+
+def test_a_program_is_compiled_once_for_each_shape() -> None:
+    timed = Mock(side_effect=contextlib.nullcontext)
+
+    def step(total: jax.Array, scale: float, x: jax.Array) -> Any:
+        return total + scale * x.sum(), x.shape[0]
+
+    program = Program("", step, carries=True, donates=True, timed=timed)
+    total = jnp.zeros(2)
+    for length in (3, 4, 3):
+        before = total
+        total, found = program(total, 2.0, np.ones(length))
+        assert found == length and before.is_deleted()
+    assert timed.call_count == len(program.compiled) == 2
+    assert total.tolist() == [20, 20] and total.sharding == before.sharding
+    # For shapes, and from their shardings alone.
+    like = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=total.sharding)
+    lowered = program.lower(like, 2.0, jax.ShapeDtypeStruct((5,), jnp.float32))
+    assert lowered.out_info[0].shape == (2,)
+
+
+def test_a_long_compilation_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: queue.Queue[str] = queue.Queue()
+    hear = partial(said.get, timeout=LIMIT_SECONDS)
+    monkeypatch.setattr(programs, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(programs.log, "info", said.put)
+    slow = Program("a step", lambda x: hear() == "compiling a step" and x)
+    assert slow(1.0) == 1.0
+
+
+def test_programs_wait_for_all_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that communicate for the first time wait 30 s for one another."""
+    events: list[str] = []
+    monkeypatch.setattr(distributed, "wait_for_all", lambda: events.append("wait"))
+    step = Program("", lambda x: jax.debug.callback(lambda: events.append("call")))
+    for _ in range(2):
+        step(1.0)
+    jax.effects_barrier()
+    assert events == ["wait", "call", "call"]
 
 
 @pytest.mark.parametrize(

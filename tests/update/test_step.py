@@ -205,7 +205,7 @@ def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
 
     def grads(segments: Segment, parts: int) -> Any:
         config = make_config(batch_chunk=parts)
-        return sum_gradients(model, PARAMS, memory, segments, key, config).grads
+        return sum_gradients(model, PARAMS, memory, segments, key, config)[0].grads
 
     segment = jax.tree.map(lambda x: x[0], OneSegment._make(one))
     plain = jax.grad(functools.partial(nll_sum, model), has_aux=True)

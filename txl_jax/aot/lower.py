@@ -1,4 +1,4 @@
-"""Compiles jitted steps ahead of time for TPU slices that need not be attached.
+"""Compiles programs ahead of time for TPU slices that need not be attached.
 
 libtpu compiles on any machine, from shapes instead of arrays. Chips, cores and devices
 differ: a chip of v3, v4 or v5p has two cores. On v3 each core is a device with half of
@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.model.segment import Segment
-from txl_jax.report.log import Lowers
+from txl_jax.runtime.programs import Program
 from txl_jax.sharding.rules import sharding
 
 GIB = 2**30
@@ -142,8 +142,8 @@ def abstract_result(function: jax.stages.Wrapped, *args: object) -> Any:
     return abstract(jax.eval_shape(function, *args), places)
 
 
-def compile_step_for(mesh: Mesh, step: Lowers, *args: object) -> Compiled:
-    """Compiles a jitted step for abstract arguments, and returns its memory use."""
+def compile_step_for(mesh: Mesh, step: Program, *args: object) -> Compiled:
+    """Compiles a step for abstract arguments, and returns its memory use."""
     started = time.perf_counter()
     try:
         # The choice of a kernel depends on the mesh's devices.

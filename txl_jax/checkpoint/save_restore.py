@@ -33,7 +33,7 @@ from txl_jax.errors import UserError
 from txl_jax.model.initializers import Params
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, storage
-from txl_jax.update.state import Average, Program, TrainState
+from txl_jax.update.state import Average, TrainState, Updater
 
 COMMITTED = "commit_success.txt"  # on gs://, the file that orbax writes last
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
@@ -318,22 +318,22 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
 
 def restore_or_init(
-    checkpoints: Checkpoints, workdir: Path, program: Program, params: Params | None
+    checkpoints: Checkpoints, workdir: Path, updater: Updater, params: Params | None
 ) -> Snapshot:
     """Returns the newest checkpoint, or the state of a fresh run.
 
     params: the fresh run's parameters; None = random ones. For errors, see
     `Checkpoints.restore`.
     """
-    like = abstract(jax.eval_shape(program.init), program.shardings)
+    like = abstract(jax.eval_shape(updater.init), updater.shardings)
     if resumed := checkpoints.restore(like):
         say(f"resumed at update {resumed.step} from {checkpoints.folder}")
         return resumed
     say(f"fresh run in {workdir}")
     with waiting("compiling and computing the initial parameters"):
-        state = program.init()
+        state = updater.init()
     if params is not None:
-        state = state.start_from(jax.device_put(params, program.shardings.params))
+        state = state.start_from(jax.device_put(params, updater.shardings.params))
     return Snapshot(0, state, Position())
 
 

@@ -1,7 +1,7 @@
 """The mode `compile`: the memory of the training and evaluation steps on absent TPUs.
 
-The steps are the jitted functions that training and evaluation run, so a step that
-compiles here also compiles there.
+The steps are the programs that training and evaluation run, so a step that compiles
+here also compiles there.
 """
 
 import contextlib
@@ -20,10 +20,11 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.model.flops import needed_flops
 from txl_jax.report.log import say
+from txl_jax.runtime.programs import Program
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams
-from txl_jax.update.step import make_program
+from txl_jax.update.step import make_updater
 from txl_jax.workdir.fit import find_vocab, fit_mesh
 from txl_jax.workdir.load import like_params
 
@@ -157,9 +158,9 @@ def meshes(config: Config, devices: list[jax.Device]) -> Iterator[Config]:
 def compile_train_step(config: Config, devices: list[jax.Device]) -> Compiled:
     """Compiles the training step; raises UserError unless the streams divide."""
     mesh = fit_mesh(config, devices)
-    program = make_program(config.model, config.train, config.optim, mesh)
-    state, segments = step_arguments(config, mesh, program)
-    return lower.compile_step_for(mesh, program.step, state, segments)
+    updater = make_updater(config.model, config.train, config.optim, mesh)
+    step = Program("the training step", updater.step, carries=True, donates=True)
+    return lower.compile_step_for(mesh, step, *step_arguments(config, mesh, updater))
 
 
 def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:
@@ -172,4 +173,4 @@ def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:
         params = lower.abstract_result(reader.unstack, params)
         memory = lower.abstract_result(reader.empty, params)
     segment = lower.abstract_segments(mesh, 1, B, reader.tgt_len * reader.segments)
-    return lower.compile_step_for(mesh, reader.calls, params, memory, segment)
+    return lower.compile_step_for(mesh, reader.step, memory, params, segment)

@@ -23,8 +23,8 @@ from txl_jax.report.log import say
 from txl_jax.runtime import distributed, storage
 from txl_jax.sharding.rules import check_streams, host_rows
 from txl_jax.train import Training
-from txl_jax.update.state import Program, TrainState
-from txl_jax.update.step import make_program
+from txl_jax.update.state import TrainState, Updater
+from txl_jax.update.step import make_updater
 from txl_jax.workdir import claim, fit
 from txl_jax.workdir.fit import NO_TOKENS, TokenIds
 from txl_jax.workdir.load import initial_data, load_initial
@@ -66,8 +66,8 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
     # step now, before anything is written.
     is_split = mesh.shape["segments"] > 1
     if is_split or config.model.kernel not in ("auto", "xla"):
-        state, segments = step_arguments(fitted, mesh, training.program)
-        training.program.step.trace(state, segments)
+        state, segments = step_arguments(fitted, mesh, training.updater)
+        jax.jit(training.updater.step).trace(state, segments)
     if config.generate.prompt != "@-":  # stdin can be read once
         draw_samples.find_prompts(fitted, tokens.vocab, tokens)
     params = load_initial(fitted, workdir, tokens.vocab, mesh)
@@ -91,7 +91,7 @@ def fit_prompt(config: Config, tokens: Tokens) -> Config:
 
 
 def step_arguments(
-    config: Config, mesh: Mesh, program: Program
+    config: Config, mesh: Mesh, updater: Updater
 ) -> tuple[TrainState, Segment]:
     """Returns the shapes of the training step's arguments.
 
@@ -100,7 +100,7 @@ def step_arguments(
     train = config.train
     streams = train.batch_size // train.batch_chunk
     check_streams(mesh, streams, "train.batch_size / batch_chunk")
-    state = abstract(jax.eval_shape(program.init), program.shardings)
+    state = abstract(jax.eval_shape(updater.init), updater.shardings)
     L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
     S = train.segments_per_update
     S *= train.updates_of_call(config.checkpoint.every_steps)
@@ -122,7 +122,7 @@ def make_training(
     training = Training(
         config=config,
         mesh=mesh,
-        program=make_program(config.model, config.train, config.optim, mesh),
+        updater=make_updater(config.model, config.train, config.optim, mesh),
         read_batch=make_streams(config, train_tokens, rows, ids).batch,
         mean_nll=lambda params, show: evaluate(params, valid_tokens, show)["nll"],
     )

@@ -75,8 +75,8 @@ def measure(
         segments = [*streams.epoch()]
         for segment in segments:
             segment.weights_SBL[:, streams.stream_B >= end - first] = 0
-        nll_SL = np.concatenate(jax.device_get([*read.outputs(params, segments)]))
-        sum_T += nll_SL.reshape(-1)[:T].astype(np.float64)
+        nll_X = np.concatenate(jax.device_get([*read.outputs(params, segments)]))
+        sum_T += nll_X[:T].astype(np.float64)
         progress(end, P)
     return sum_T / P, P
 

@@ -9,8 +9,6 @@ g is the gradient of the segment's mean nll, theta_0 the trained parameters. For
 r = sqrt(s) / mean(sqrt(s)): s is the mean of g^2 over segments of the training split,
 and the mean is over all parameters. For "sgd", r is 1 and EPSILON is 0. The memory
 holds hidden states, as in training, since keys and values depend on the parameters.
-
-Dims: S segments in one call, B = 1 stream, L segment.
 """
 
 import copy
@@ -25,13 +23,15 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Calls
+from txl_jax.evaluate.reader import run_calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.kinds import empty_memory
 from txl_jax.model.memory.protocol import MemoryLike
-from txl_jax.model.segment import OneSegment, Segment
+from txl_jax.model.segment import OneSegment, Segment, only
 from txl_jax.model.txl import TransformerXL
+from txl_jax.runtime.programs import Program
+from txl_jax.sharding.rules import place_segments
 from txl_jax.update.step import nll_sum
 
 EPSILON = 1e-3
@@ -66,38 +66,28 @@ def gradient(
 
 
 def add_squares(
-    config: ModelConfig, params: Params, carry: Carry, segments: Segment
-) -> tuple[Array, Carry]:
-    """Returns (nll_S, (sums of squared gradients, memory)) after S more segments."""
-
-    def add(carry: Carry, segment: OneSegment) -> tuple[Carry, Array]:
-        squares, memory = carry
-        grads, nll, memory = gradient(config, params, memory, segment)
-        squares = jax.tree.map(lambda total, g: total + g * g, squares, grads)
-        return (squares, memory), nll
-
-    return jax.lax.scan(add, carry, OneSegment._make(segments))[::-1]
+    config: ModelConfig, carry: Carry, params: Params, segments: Segment
+) -> tuple[Carry, Array]:
+    """Returns ((sums of squared gradients, memory), nll) after one more segment."""
+    squares, memory = carry
+    grads, nll, memory = gradient(config, params, memory, only(segments))
+    squares = jax.tree.map(lambda total, g: total + g * g, squares, grads)
+    return (squares, memory), nll
 
 
 def adapt(
-    config: ModelConfig, rule: Rule, carry: Carry, segments: Segment
-) -> tuple[Array, Carry]:
-    """Scores S segments, and updates the parameters after each one.
-
-    Returns (nll_S, (parameters, memory)).
-    """
+    config: ModelConfig, carry: Carry, rule: Rule, segments: Segment
+) -> tuple[Carry, Array]:
+    """Scores one segment, then updates: returns ((parameters, memory), nll)."""
     trained, rms, lr, decay, epsilon = rule
 
     def update(theta: Array, theta_0: Array, g: Array, r: Array) -> Array:
         pull = jnp.minimum(decay * r, 1) * (theta_0 - theta)
         return theta - lr * g / (r + epsilon) + pull
 
-    def read_one(carry: Carry, segment: OneSegment) -> tuple[Carry, Array]:
-        params, memory = carry
-        grads, nll, memory = gradient(config, params, memory, segment)
-        return (jax.tree.map(update, params, trained, grads, rms), memory), nll
-
-    return jax.lax.scan(read_one, carry, OneSegment._make(segments))[::-1]
+    params, memory = carry
+    grads, nll, memory = gradient(config, params, memory, only(segments))
+    return (jax.tree.map(update, params, trained, grads, rms), memory), nll
 
 
 def beside_memory(
@@ -117,12 +107,13 @@ def root_mean_squares(
 ) -> Any:
     """Returns r of every parameter, from consecutive segments of the training split."""
     model_config = model_without_dropout(model_config, config)
-    step = functools.partial(add_squares, model_config)
-    calls = Calls("the gradients of segments", step, mesh, donate=(1,))
+    add = functools.partial(add_squares, model_config)
+    program = Program("the gradients of segments", add, carries=True, donates=True)
     carry = beside_memory(model_config, params, jnp.zeros_like)
-    for _ in calls.outputs(params, carry, segments):
-        pass
-    return to_roots(calls.carry[0])
+    placed = map(functools.partial(place_segments, mesh), segments)
+    for after, _ in run_calls(program, carry, params, placed):
+        carry = after
+    return to_roots(carry[0])
 
 
 @jax.jit
@@ -149,8 +140,11 @@ class Adaptation:
     ) -> None:
         self.model = model_without_dropout(model_config, config)
         self.config, self.rms = config, rms
-        step = functools.partial(adapt, self.model)
-        self.calls = Calls("the dynamic evaluation step", step, mesh, donate=(1,))
+        self.place = functools.partial(place_segments, mesh)
+        adapt_model = functools.partial(adapt, self.model)
+        self.program = Program(
+            "the dynamic evaluation step", adapt_model, carries=True, donates=True
+        )
 
     def at_rates(self, config: EvalConfig) -> "Adaptation":
         """Returns an adaptation with the rates of `config`, and the same program."""
@@ -158,18 +152,21 @@ class Adaptation:
         other.config = config
         return other
 
-    def _start(self, params: Params) -> tuple[Rule, Carry]:
+    def _start(self, params: Params) -> tuple[Carry, Rule]:
         config, rms = self.config, self.rms
         if rms is None:
             rms = jax.tree.map(lambda _: 1.0, params)
         epsilon = EPSILON if config.dynamic == "rms" else 0.0
         rule = Rule(params, rms, config.dynamic_lr, config.dynamic_decay, epsilon)
-        return rule, beside_memory(self.model, params, jnp.copy)
+        return beside_memory(self.model, params, jnp.copy), rule
 
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
         """Compiles what `read` runs for these parameters and segments."""
-        self.calls.compile(*self._start(params), next(iter(segments)))
+        first = self.place(next(iter(segments)))
+        self.program.compile(*self._start(params), first)
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Array]:
-        """Yields nll_S, in nats, of every call; `params` keep their values."""
-        return self.calls.outputs(*self._start(params), segments)
+        """Yields the nll, in nats, of every segment; `params` keep their values."""
+        placed = map(self.place, segments)
+        calls = run_calls(self.program, *self._start(params), placed)
+        return (nll for _, nll in calls)

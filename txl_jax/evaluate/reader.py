@@ -4,6 +4,7 @@ All evaluators share this loop; they differ only in the output of a segment.
 """
 
 import collections
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -21,9 +22,9 @@ from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.kinds import empty_fixed_memory
 from txl_jax.model.memory.protocol import AnyMemory
-from txl_jax.model.segment import OneSegment, Segment
+from txl_jax.model.segment import OneSegment, Segment, only
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.log import compile_step
+from txl_jax.runtime.programs import Program
 from txl_jax.sharding.rules import letters, place_segments, shardings
 
 AHEAD = 2  # calls that wait for the devices
@@ -76,72 +77,22 @@ def join_calls(segments: Iterable[Segment], count: int) -> Iterator[Segment]:
         yield Segment._make([*joined, np.sum(lengths, axis=0, dtype=np.int32)])
 
 
-def paced(outputs: Iterable[Outputs]) -> Iterator[Outputs]:
-    """Yields outputs that are still computed, of at most AHEAD calls.
+def run_calls(
+    program: Program, carry: Any, fixed: Any, segments: Iterable[Segment]
+) -> Iterator[tuple[Any, Outputs]]:
+    """Yields (carry, outputs) of every call of a program (carry, fixed, segments).
 
-    The host prepares the next call meanwhile, but neither its bar nor the end that a
-    signal asks for is far from what the devices do.
+    At most AHEAD calls are still computed: the host prepares the next one meanwhile,
+    but neither its bar nor the end that a signal asks for is far from what the devices
+    do.
     """
     pending: collections.deque[Outputs] = collections.deque()
-    for output in outputs:
-        pending.append(output)
+    for segment in segments:
+        carry, outputs = program(carry, fixed, segment)
+        pending.append(outputs)
         if len(pending) > AHEAD:
             jax.block_until_ready(pending.popleft())
-        yield output
-
-
-class Calls:
-    """A step (fixed, carry, segments) -> (outputs, carry), compiled for the first call.
-
-    Without a mesh, computation follows the devices of the first two. donate: as
-    `jax.jit`'s donate_argnums.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        step: Callable[[Any, Any, Segment], tuple[Outputs, Any]],
-        mesh: Mesh | None,
-        donate: tuple[int, ...] = (),
-    ) -> None:
-        self.name, self.step, self.mesh, self.donate = name, step, mesh, donate
-        self.program: jax.stages.Compiled | None = None
-
-    def lower(self, fixed: Any, carry: Any, segment: Segment) -> jax.stages.Lowered:
-        """Lowers the step; the carry keeps its shardings."""
-        places = jax.tree.map(lambda x: x.sharding, carry)
-        step = jax.jit(
-            self.step, donate_argnums=self.donate, out_shardings=(None, places)
-        )
-        return step.lower(fixed, carry, segment)
-
-    def compile(
-        self, fixed: Any, carry: Any, segment: Segment
-    ) -> tuple[jax.stages.Compiled, Segment]:
-        """Returns the program and the segment on its devices."""
-        segment = place_segments(self.mesh, segment) if self.mesh else segment
-        if self.program is None:
-            self.program = compile_step(self.name, self, fixed, carry, segment)
-        return self.program, segment
-
-    def outputs(
-        self, fixed: Any, carry: Any, segments: Iterable[Segment]
-    ) -> Iterator[Outputs]:
-        """Yields the outputs of every call; at the end, `self.carry` is the last carry.
-
-        Segments of host arrays hold this process's streams. Outputs stay on the device,
-        where those of the newest AHEAD calls may still be computed.
-        """
-
-        def compute() -> Iterator[Outputs]:
-            nonlocal carry
-            for segment in segments:
-                program, segment = self.compile(fixed, carry, segment)
-                output, carry = program(fixed, carry, segment)
-                yield output
-
-        yield from paced(compute())
-        self.carry = carry
+        yield carry, outputs
 
 
 class Reader:
@@ -166,7 +117,7 @@ class Reader:
         B, L, (model, lay_out) = batch_size, tgt_len, fixed_model(config)
         S = count_segments(config, segments, B, L, mesh, documents)
         W = window_tokens(config, S, B, L, mesh)
-        self.config, self.tgt_len = config, L
+        self.config, self.tgt_len, self.mesh = config, L, mesh
         self.segments = S  # of a call
         # Whether a call is split over mesh.segments; the step then reads parameters
         # that are stacked.
@@ -184,35 +135,43 @@ class Reader:
             places = shardings(mesh, letters(memory))
             return jax.lax.with_sharding_constraint(memory, places)
 
-        def step(params: Params, memory: Any, segments: Segment) -> tuple[Outputs, Any]:
-            def read_one(memory: Any, segment: OneSegment) -> Any:
-                result = model.apply(
-                    {"params": params}, memory, segment, L, method=read
-                )
-                return result[::-1]  # a scan returns its carry first
-
-            return jax.lax.scan(read_one, memory, OneSegment._make(segments))[::-1]
+        def step(memory: Any, params: Params, segments: Segment) -> tuple[Any, Outputs]:
+            one, variables = only(segments), {"params": params}
+            outputs, memory = model.apply(variables, memory, one, L, method=read)
+            return memory, outputs
 
         self.unstack = jax.jit(lay_out)
         # Unused parameters are kept, so that the memory is on their devices.
         self.empty = jax.jit(empty, keep_unused=True)
         # Donating the memory saves nothing: it moves by a segment, out of place.
-        self.calls = Calls("the evaluation step", step, mesh)
+        self.step = Program("the evaluation step", step, carries=True)
 
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
         """Compiles what `read` runs for these parameters and segments."""
-        fixed = self.unstack(params)
-        first = next(join_calls(segments, self.segments))
-        self.calls.compile(fixed, self.empty(fixed), first)
+        params = self.unstack(params)
+        self.step.compile(self.empty(params), params, next(self._calls(segments)))
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
         """Yields `outputs` for the model's own, stacked parameters."""
         return self.outputs(self.unstack(params), segments)
 
     def outputs(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
-        """Yields the outputs [1, ..] of every call, for unstacked parameters.
+        """Yields the outputs of every call, for unstacked parameters."""
+        calls = self.run(self.empty(params), params, segments)
+        return (outputs for _, outputs in calls)
 
-        At the end, `calls.carry` is the memory.
+    def run(
+        self, memory: Any, params: Params, segments: Iterable[Segment]
+    ) -> Iterator[tuple[Any, Outputs]]:
+        """Yields (memory, outputs) of every call, for unstacked parameters."""
+        return run_calls(self.step, memory, params, self._calls(segments))
+
+    def _calls(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+        """Yields the segments of every call; those of host arrays are this process's.
+
+        Without a mesh, computation follows the devices of the memory.
         """
         joined = join_calls(segments, self.segments)
-        return self.calls.outputs(params, self.empty(params), joined)
+        if self.mesh is None:
+            return joined
+        return map(functools.partial(place_segments, self.mesh), joined)

@@ -107,7 +107,7 @@ def make_score(
 
         def each_token(parts: Sequence[Array]) -> np.ndarray:
             """Returns what follows each token of prefix and text."""
-            parts_Y = [part_SBL[0, 0] for part_SBL in jax.device_get(parts)]
+            parts_Y = [part_BL[0] for part_BL in jax.device_get(parts)]
             return np.concatenate(parts_Y)[: len(new_X)][new_X]
 
         skip = len(prefix_T)

@@ -35,7 +35,7 @@ from txl_jax.model.memory.kinds import one_token_memory
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.log import compile_step
+from txl_jax.runtime.programs import Program
 from txl_jax.sharding.rules import letters, shards
 
 # A lower temperature counts as 0: divided by it, logits overflow, and no noise changes
@@ -133,8 +133,8 @@ class Sampler:
         self.model, lay_out = fixed_model(model)
         self.params = jax.jit(lay_out)(params)
         self.reader_params = params if self.reader.in_pieces else self.params
-        self.begin: jax.stages.Compiled | None = None
-        self.draw: jax.stages.Compiled | None = None
+        self.begin = Program("the memory", self._begin)
+        self.draw = Program("the sampler", self._draw, carries=True, donates=True)
 
     def _make_reader(
         self, longest: int, width: int, segments: int, mesh: Mesh | None
@@ -161,14 +161,8 @@ class Sampler:
         count, num_tokens = len(prompts), self.options.num_tokens
         seed_B = (seed + np.arange(self.batch_size, dtype=np.int64)).astype(np.uint32)
         context = self.prefill([*prompts, *[prompts[0]] * (self.batch_size - count)])
-        if self.draw is None:
-            places = jax.tree.map(lambda x: x.sharding, context)
-            draw = jax.jit(self._draw, donate_argnums=1, out_shardings=(places, None))
-            self.draw = compile_step(
-                "the sampler", draw, self.params, context, seed_B, 0
-            )
         for first in range(0, num_tokens, EVERY):
-            context, drawn = self.draw(self.params, context, seed_B, first)
+            context, drawn = self.draw(context, self.params, seed_B, first)
             drawn = jax.device_get(drawn)
             yield Drawn(*(np.asarray(x)[:count, : num_tokens - first] for x in drawn))
 
@@ -180,17 +174,14 @@ class Sampler:
         ends = [(len(x) - 1) // L * L for x in prompts]
         pairs = [*zip(prompts, ends, strict=True)]
         segments = cut([x[:end] for x, end in pairs], self.reader.tgt_len)
-        for _ in self.reader.outputs(self.reader_params, segments):
-            pass
+        memory = self.reader.empty(self.reader_params)
+        for after, _ in self.reader.run(memory, self.reader_params, segments):
+            memory = after
         token_B = np.array([x[-1] for x in prompts], np.int32)
         window_BL, length_B = pad([x[end:-1] for x, end in pairs], self.window)
-        arrays: Any = token_B, self.reader.calls.carry, window_BL, length_B
-        context = Context(*arrays)
-        if self.begin is None:
-            # Unused parameters are kept, so that the context is on their devices.
-            begin = jax.jit(self._begin, keep_unused=True)
-            self.begin = compile_step("the memory", begin, self.params, context)
-        return self.begin(self.params, context)
+        arrays: Any = token_B, memory, window_BL, length_B
+        context: Context = self.begin(self.params, Context(*arrays))
+        return context
 
     def _begin(self, params: Params, context: Context) -> Context:
         if not self.one_by_one:
@@ -199,7 +190,7 @@ class Sampler:
         return context._replace(memory=memory)
 
     def _draw(
-        self, params: Params, context: Context, seed_B: Array, first: Array
+        self, context: Context, params: Params, seed_B: Array, first: Array
     ) -> tuple[Context, tuple[Array, Array]]:
         """Returns (context, (tokens_BT, nll_BT)) of EVERY tokens from `first` on."""
 

@@ -40,6 +40,11 @@ class OneSegment(NamedTuple):
     length_B: "Array"
 
 
+def only(segments: Segment) -> OneSegment:
+    """Returns the segment of a call of one."""
+    return OneSegment(*(x[0] for x in segments))
+
+
 def join(segments: Segment, count: int) -> Segment:
     """Returns S / count segments, each of `count` consecutive ones, of count L tokens.
 

@@ -57,9 +57,9 @@ from txl_jax.paper.table import (
 from txl_jax.paper.tasks import FIRST_ANSWER, TEXTS
 from txl_jax.report.log import say, spent_seconds
 from txl_jax.report.plots import empty, save
-from txl_jax.runtime.programs import user_cache
+from txl_jax.runtime.programs import Program, user_cache
 from txl_jax.runtime.storage import Json
-from txl_jax.update.step import make_program
+from txl_jax.update.step import make_updater
 from txl_jax.workdir import claim
 from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.load import Loaded, load
@@ -191,7 +191,7 @@ def score_tokens(
     is_real_BT = np.concatenate([x.weights_SBL[0] for x in segments], axis=1) > 0
 
     def in_order(parts: Sequence[np.ndarray]) -> np.ndarray:
-        joined_BT = np.concatenate([part[0] for part in parts], axis=1)
+        joined_BT = np.concatenate(parts, axis=1)
         return joined_BT[:, : is_real_BT.shape[1]][is_real_BT]
 
     if options.cache_len or not answers:
@@ -259,11 +259,12 @@ def costs(loaded: Loaded, row: Config, folder: Path) -> Json:
     described = claim.read_run(folder)
     model, train = loaded.config.model, row.train
     # The compiler's figures for the device's bytes in an update of G segments.
-    program = make_program(model, train, row.optim, loaded.mesh)
-    state = abstract(jax.eval_shape(program.init), program.shardings)
+    updater = make_updater(model, train, row.optim, loaded.mesh)
+    state = abstract(jax.eval_shape(updater.init), updater.shardings)
     S, B, L = train.segments_per_call, train.batch_size, train.tgt_len
     segments = abstract_segments(loaded.mesh, S, B, L)
-    compiled = compile_step_for(loaded.mesh, program.step, state, segments)
+    step = Program("the training step", updater.step, carries=True, donates=True)
+    compiled = compile_step_for(loaded.mesh, step, state, segments)
     tokens = train.num_steps * train.segments_per_update * B * L
     return {
         "parameters": described["parameters"],

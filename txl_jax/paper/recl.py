@@ -243,8 +243,8 @@ def make_context_nll(
             place_BT = positions_T[index_B][:, None] - np.arange(context, -1, -1)
             segments = cut(tokens[place_BT].astype(np.int32), L, read.segments)
             own = params if read.in_pieces else fixed
-            *_, nll_SB = read.outputs(own, segments)
-            parts.append(np.asarray(nll_SB[0], np.float64)[: T - begin])
+            *_, nll_B = read.outputs(own, segments)
+            parts.append(np.asarray(nll_B, np.float64)[: T - begin])
             progress(min(begin + B, T), T)
         return np.concatenate(parts)
 

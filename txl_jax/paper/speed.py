@@ -45,6 +45,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.options import refuse_memories
 from txl_jax.report.log import say
 from txl_jax.report.plots import empty, save
+from txl_jax.runtime.programs import Program
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -54,9 +55,9 @@ from txl_jax.workdir.folder import CONFIG
 from txl_jax.workdir.load import load
 from txl_jax.workdir.staging import write_files
 
+Way = Callable[[], Array]  # reads a few tokens
 ROUNDS = 3  # their median is reported
 SEGMENTS = 4  # cached segments timed per round; each kind of window is timed once
-Program = Callable[[], Array]
 # Table 9: the slowdown of Al-Rfou et al.'s evaluation by attention length.
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
@@ -93,8 +94,7 @@ def measure_speed(config: Config, workdir: Path) -> Json:
         timed = dataclasses.replace(
             config.eval, mem_len=W, ext_len=0, segments_per_step=1
         )
-        programs = make_programs(config.model, timed, params, mesh)
-        seconds = measure(programs, B, L)
+        seconds = measure(make_ways(config.model, timed, params, mesh), B, L)
         row = describe(evaluation_model(config.model, timed), B, L, seconds)
         say(
             f"attention length {W:,}: {row['cached_seconds_per_token'] * 1e3:.3f} ms "
@@ -235,9 +235,9 @@ def window_memory(
     return KeyValueMemory.empty(config, params, B, W - 1, mem_len=1)
 
 
-def make_programs(
+def make_ways(
     model_config: ModelConfig, config: EvalConfig, params: Params, mesh: Mesh
-) -> dict[str, Program]:
+) -> dict[str, Way]:
     """Compiles the three ways over a random text, with W = config.mem_len."""
     kinds = "compressed_len", "memory_tokens", "retrieval_len", "fast_weights"
     refuse_memories(model_config, "speed", *kinds)
@@ -251,33 +251,33 @@ def make_programs(
     tokens_BW, targets_BW = window_BT[:, :-1], window_BT[:, 1:]
     tiled = window_model(model_config, config.clamp_len)
     dense = dataclasses.replace(tiled, kernel="xla")
-    whole = jax.jit(functools.partial(whole_nll, dense))
-    last = jax.jit(functools.partial(last_nll, tiled))
+    whole = Program("whole windows", functools.partial(whole_nll, dense))
+    last = Program("windows", functools.partial(last_nll, tiled))
     reader = make_reader(model_config, config, mesh)
     own = reader.unstack(params)
     memory = jax.jit(lambda params: window_memory(tiled, params, B, W))(own)
     outputs = reader.outputs(own, Streams(text_T, B, L).epoch())
     for _ in range(filling):
         next(outputs)
-    programs: dict[str, Program] = {
+    ways: dict[str, Way] = {
         "cached": lambda: next(outputs),
         "sliding": lambda: whole(params, tokens_BW, targets_BW),
         "fair": lambda: last(own, memory, tokens_BW, targets_BW[:, -1]),
     }
     for name in ("sliding", "fair"):
-        jax.block_until_ready(programs[name]())  # compiles
-    return programs
+        jax.block_until_ready(ways[name]())  # compiles
+    return ways
 
 
-def measure(programs: dict[str, Program], B: int, L: int) -> dict[str, float]:
+def measure(ways: dict[str, Way], B: int, L: int) -> dict[str, float]:
     """Returns the median seconds per token of each way, timed in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
-        for name, program in programs.items():
+        for name, way in ways.items():
             calls, tokens = (SEGMENTS, B * L) if name == "cached" else (1, B)
             for _ in range(calls):
                 started = time.perf_counter()
-                jax.block_until_ready(program())
+                jax.block_until_ready(way())
                 seconds[name].append((time.perf_counter() - started) / tokens)
     return {name: statistics.median(each) for name, each in seconds.items()}
 

@@ -11,9 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-import jax
 import tqdm
 
 from txl_jax.errors import UserError, printable
@@ -51,7 +50,7 @@ def aligned(first: str, cells: Sequence[str], width: int = 0) -> str:
 
 
 class Lines(logging.Handler):
-    """Prints messages of the core, which uses `logging`, with `say`."""
+    """Prints messages of rooms above, which use `logging`, with `say`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints one message."""
@@ -60,21 +59,15 @@ class Lines(logging.Handler):
 
 @contextlib.contextmanager
 def showing_lines() -> Iterator[None]:
-    """Prints messages of the core inside the context, as `say` does."""
+    """Prints messages of rooms above inside the context, as `say` does."""
     logger = logging.getLogger("txl_jax")
-    before, logger.handlers = logger.handlers, [Lines()]
+    before, logger.handlers, level = logger.handlers, [Lines()], logger.level
+    logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.handlers = before
-
-
-class Lowers(Protocol):
-    """A jitted function, or anything else that can be lowered to a program."""
-
-    @property
-    def lower(self) -> Callable[..., jax.stages.Lowered]:
-        """Lowers the function for arguments or their shapes."""
+        logger.setLevel(level)
 
 
 class Bar(io.StringIO):
@@ -135,19 +128,6 @@ def waiting(notice: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def compile_step(
-    name: str, step: Lowers, *args: object, options: dict[str, str | bool] | None = None
-) -> jax.stages.Compiled:
-    """Compiles a step for `args`, with the compiler's options; reports a long wait.
-
-    All processes have compiled when it returns: see `distributed.wait_for_all`.
-    """
-    with waiting(f"compiling {name}"):
-        program = step.lower(*args).compile(options)
-    distributed.wait_for_all()
-    return program
 
 
 class MetricsLog:

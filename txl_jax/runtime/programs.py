@@ -1,20 +1,81 @@
-"""The folder of compiled programs, jax's own cache, which saves the next start time."""
+"""Compiled programs: compiled once in a process, and kept for the next one."""
 
 import contextlib
+import dataclasses
 import hashlib
+import logging
 import os
 import platform
 import sys
+import threading
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import field
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from txl_jax.runtime import storage
+from txl_jax.runtime import distributed, storage
 
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 2.0  # longer compilations are announced
 MOST_BYTES = 2**30  # the least recently used programs are deleted
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """A function that is compiled once for each shape of its last argument.
+
+    With `carries`, the first argument comes back as the first of two results, with its
+    shardings. With `donates`, its memory is used for the results.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    carries: bool = False
+    donates: bool = False
+    options: dict[str, str | bool] | None = None  # of the compiler
+    timed: Callable[[], AbstractContextManager[object]] = nullcontext  # while compiling
+    compiled: dict[Hashable, jax.stages.Compiled] = field(default_factory=dict)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """Lowers the function for arrays, or for their shapes and shardings."""
+        places = jax.tree.map(lambda x: x.sharding, args[0]) if self.carries else None
+        jitted = jax.jit(
+            self.function,
+            donate_argnums=(0,) if self.donates else (),
+            out_shardings=(places, None) if self.carries else None,
+            keep_unused=True,  # the result is on the devices of all arguments
+        )
+        return jitted.lower(*args)
+
+    def compile(self, *args: Any) -> jax.stages.Compiled:
+        """Returns the compiled function for these arguments.
+
+        All processes have compiled when it returns: see `distributed.wait_for_all`.
+        """
+        shapes = tuple(map(np.shape, jax.tree.leaves(args[-1])))
+        if shapes not in self.compiled:
+            jax.block_until_ready(args)  # what computes them is not timed
+            text = f"compiling {self.name}"
+            notice = threading.Timer(QUIET_SECONDS, log.info, [text])
+            notice.start()
+            try:
+                with self.timed():
+                    self.compiled[shapes] = self.lower(*args).compile(self.options)
+            finally:
+                notice.cancel()
+            distributed.wait_for_all()
+        return self.compiled[shapes]
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls the compiled function."""
+        return self.compile(*args)(*args)
 
 
 def user_cache() -> Path:

@@ -64,16 +64,16 @@ class TrainState:
 
 
 Metrics = dict[str, Array]  # by name; [U] for the updates of a call
-# (state, segments) -> (state, metrics). Jitted, in Program, it donates the state.
+# (state, segments) -> (state, metrics).
 TrainStep = Callable[[TrainState, Segment], tuple[TrainState, Metrics]]
 
 
-class Program(NamedTuple):
-    """The jitted functions of a run, and the shardings of its state."""
+class Updater(NamedTuple):
+    """How to begin and to update the state of a run."""
 
-    init: Callable[[], TrainState]  # makes a fresh state
+    init: Callable[[], TrainState]  # makes a fresh state; jitted
     shardings: TrainState  # of the state
-    step: jax.stages.Wrapped  # a jitted TrainStep
+    step: TrainStep  # not jitted
 
 
 def init_params(config: ModelConfig, key: Array) -> Params:

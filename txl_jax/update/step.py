@@ -1,20 +1,16 @@
-"""One call to the devices: S segments, U updates.
+"""The training step: a call to the devices that makes U updates.
 
-The segments of a call follow each other in the text:
-
-    call          S = U G segments             train.segments_per_call
-    `- update     G segments                   train.segments_per_update
-       `- segment    C chunks of B / C streams    train.batch_chunk
-
-The memory passes from segment to segment; the gradients of the G C parts of an update
-are added up. With train.gradient_segments above 1, that many consecutive segments are
-first joined into one long segment, inside which gradients pass through the memory; the
-update then has J = G / train.gradient_segments segments. (Elsewhere, G is the number of
-rare clusters.)
+The call has S = U G segments, read one after the other with a memory. Each update is
+made by the sum of the gradients of G = train.segments_per_update segments, normally
+one. With train.gradient_segments above 1, that many are first joined into one long
+segment, inside which gradients pass through the memory. With train.batch_chunk = C, a
+segment is computed in chunks of B / C streams. (Elsewhere, G is the number of rare
+clusters.)
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +24,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.kinds import added_losses, empty_memory
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
-from txl_jax.model.segment import OneSegment, Segment, join
+from txl_jax.model.segment import OneSegment, Segment, join, only
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import Tree, letters
 from txl_jax.update.optim import (
@@ -39,7 +35,7 @@ from txl_jax.update.optim import (
     make_schedule,
 )
 from txl_jax.update.options import OptimConfig, TrainConfig
-from txl_jax.update.state import Metrics, Program, TrainState, TrainStep, init_state
+from txl_jax.update.state import Metrics, TrainState, TrainStep, Updater, init_state
 
 # By the code in an update's metrics.
 REASONS = (
@@ -75,17 +71,18 @@ def stream_dimension(tree: Tree) -> Tree:
     )
 
 
-Sums = tuple[Array, Array, dict[str, Array]]  # the first three of a GradientSum
-
-
-class GradientSum(NamedTuple):
-    """Sums over the scored tokens of segments, and the memory after them."""
+class Sums(NamedTuple):
+    """Sums over the scored tokens of segments."""
 
     nll: Array  # in nats
     tokens: Array
     added: dict[str, Array]  # the memory's own losses, by name
     grads: Params
-    memory: MemoryLike
+
+
+Carry = tuple[Sums, MemoryLike]
+# (carry, segment, key) -> the carry after the segment, whose sums are added
+Add = Callable[..., Carry]
 
 
 def sum_gradients(
@@ -95,22 +92,20 @@ def sum_gradients(
     segments: Segment,
     key: Array,
     config: TrainConfig,
-) -> GradientSum:
-    """Returns the sums of the losses and the gradient over the G segments of an update.
+) -> Carry:
+    """Returns (the sums over the G segments of an update, the memory after them).
 
-    The loss is the nll and the memory's own losses. The G segments are joined into J
-    longer ones. Segment j is computed chunk by chunk; chunk c has its streams' memory
-    and the key `fold_in(fold_in(key, j), c)`. Gradients have the dtype of
-    `cast_layers`; a sum over several parts has the parameters' dtype.
+    The loss is the nll and the memory's own losses. Gradients have the dtype of
+    `cast_layers`; a sum over several parts has the parameters' dtype. The key of chunk
+    c of segment j is `fold_in(fold_in(key, j), c)`.
     """
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
-    J, C = segments.length_SB.shape[0], config.batch_chunk
     used = cast_layers(params, model.config.compute_dtype)
 
     def loss(
         params: Params, memory: MemoryLike, segment: OneSegment, key: Array
-    ) -> tuple[Array, tuple[Sums, MemoryLike]]:
+    ) -> tuple[Array, tuple[tuple[Array, Array, dict[str, Array]], MemoryLike]]:
         nll, (tokens, after) = nll_sum(
             model, params, memory, segment, key, segment_len=segment_len
         )
@@ -118,33 +113,54 @@ def sum_gradients(
         added = added_losses(model.config, after, tokens_B)
         return sum(added.values(), nll), ((nll, tokens, added), after)
 
-    grad = jax.grad(loss, has_aux=True)
+    def add(carry: Carry, segment: OneSegment, key: Array, chunk: int = 0) -> Carry:
+        (total, memory), key = carry, jax.random.fold_in(key, chunk)
+        with jax.named_scope("forward_and_backward"):
+            grad = jax.grad(loss, has_aux=True)
+            grads, (sums, memory) = grad(used, memory, segment, key)
+        nll, tokens, added = sums
+        return jax.tree.map(jnp.add, total, Sums(nll, tokens, added, grads)), memory
+
+    J, C, zero = segments.length_SB.shape[0], config.batch_chunk, jnp.zeros(())
+    added = dict.fromkeys(added_losses(model.config, memory, zero), zero)
+    zeros = jax.tree.map(jnp.zeros_like, params if J * C > 1 else used)
+    carry = Sums(zero, zero, added, zeros), memory
+    add_segment: Add = over_chunks(add, C) if C > 1 else add
+    if J > 1:
+        return over_segments(add_segment)(carry, segments, key)
+    return add_segment(carry, only(segments), jax.random.fold_in(key, 0))
+
+
+def over_segments(add: Add) -> Add:
+    """Returns `add` of several segments; the memory passes from one to the next."""
+
+    def add_all(carry: Carry, segments: Segment, key: Array) -> Carry:
+        def add_one(carry: Carry, xs: tuple[Array, OneSegment]) -> tuple[Carry, None]:
+            j, segment = xs
+            return add(carry, segment, jax.random.fold_in(key, j)), None
+
+        xs = jnp.arange(len(segments.length_SB)), OneSegment._make(segments)
+        return jax.lax.scan(add_one, carry, xs)[0]
+
+    return add_all
+
+
+def over_chunks(add: Add, C: int) -> Add:
+    """Returns `add` of a segment in C chunks of its streams, which saves memory."""
     split = functools.partial(split_streams, C=C)
 
-    def add_segment(carry: Tree, xs: tuple[Array, OneSegment]) -> tuple[Tree, None]:
-        (total, memory), (j, segment) = carry, xs
-        segment_key = jax.random.fold_in(key, j)
-
-        def add_chunk(total: Tree, xs: tuple[Array, MemoryLike, OneSegment]) -> Tree:
+    def add_chunks(carry: Carry, segment: OneSegment, key: Array) -> Carry:
+        def add_one(total: Sums, xs: tuple[Array, MemoryLike, OneSegment]) -> Carry:
             c, memory, segment = xs
-            chunk_key = jax.random.fold_in(segment_key, c)
-            with jax.named_scope("forward_and_backward"):
-                grads, (sums, memory) = grad(used, memory, segment, chunk_key)
-            total = jax.tree.map(jnp.add, total, (*sums, grads))
-            return total, memory
+            return add((total, memory), segment, key, c)
 
-        chunks = jax.tree.map(split, segment, stream_dimension(segment))
-        chunks = jnp.arange(C), memory, chunks
-        return jax.lax.scan(add_chunk, total, chunks), None
+        total, memory = carry
+        axes = stream_dimension((memory, segment))
+        chunks = jax.tree.map(split, (memory, segment), axes)
+        total, memory = jax.lax.scan(add_one, total, (jnp.arange(C), *chunks))
+        return total, jax.tree.map(join_streams, memory, axes[0])
 
-    zeros = jax.tree.map(jnp.zeros_like, params if J * C > 1 else used)
-    axes = stream_dimension(memory)
-    zero = jnp.zeros(())
-    added = dict.fromkeys(added_losses(model.config, memory, zero), zero)
-    carry = (zero, zero, added, zeros), jax.tree.map(split, memory, axes)
-    xs = jnp.arange(J), OneSegment._make(segments)
-    (total, memory), _ = jax.lax.scan(add_segment, carry, xs)
-    return GradientSum(*total, memory=jax.tree.map(join_streams, memory, axes))
+    return add_chunks
 
 
 def cast_layers(params: Params, dtype: DTypeLike) -> Params:
@@ -187,6 +203,22 @@ def nll_sum(
     return jnp.sum(nll_BL * weights_BL), (jnp.sum(weights_BL), memory)
 
 
+def apply_gradients(
+    state: TrainState,
+    optimizer: optax.GradientTransformationExtraArgs,
+    grads: Params,
+    grad_norm: Array,
+    lr: Array,
+) -> TrainState:
+    """Returns the state with updated parameters."""
+    with jax.named_scope("optimizer"):
+        updates, opt_state = optimizer.update(
+            grads, state.opt_state, state.params, grad_norm=grad_norm
+        )
+        params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
+    return dataclasses.replace(state, params=params, opt_state=opt_state)
+
+
 def make_train_step(
     model: TransformerXL,
     optimizer: optax.GradientTransformation,
@@ -206,7 +238,9 @@ def make_train_step(
 
     def update(state: TrainState, segments: Segment) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(state.rng, state.step)
-        sums = sum_gradients(model, state.params, state.memory, segments, key, config)
+        sums, memory = sum_gradients(
+            model, state.params, state.memory, segments, key, config
+        )
         # In a copying task, all segments may be without a scored token.
         tokens = jnp.maximum(sums.tokens, 1)
         loss = sums.nll / tokens
@@ -222,15 +256,11 @@ def make_train_step(
         good = reason == 0
 
         def apply(state: TrainState) -> TrainState:
-            with jax.named_scope("optimizer"):
-                updates, opt_state = optimizer.update(
-                    mean_grads(), state.opt_state, state.params, grad_norm=grad_norm
-                )
-                params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
-            made = {"params": params, "opt_state": opt_state}
+            state = apply_gradients(state, optimizer, mean_grads(), grad_norm, lr)
             if add_to_average:
-                made["average"] = add_to_average(state.average, params, state.step)
-            return dataclasses.replace(state, **made)
+                average = add_to_average(state.average, state.params, state.step)
+                state = dataclasses.replace(state, average=average)
+            return state
 
         def skip(state: TrainState) -> TrainState:
             fresh = empty_memory(model.config, len(state.memory.filled_B))
@@ -239,7 +269,7 @@ def make_train_step(
         state = dataclasses.replace(
             state,
             step=state.step + 1,
-            memory=sums.memory,
+            memory=memory,
             skipped_in_row=jnp.where(good, 0, state.skipped_in_row + 1),
         )
         # With jnp.where, XLA:CPU would keep three copies of the parameters.
@@ -255,27 +285,31 @@ def make_train_step(
             "skipped_in_row": state.skipped_in_row,
         }
 
+    return over_updates(update, config.segments_per_update)
+
+
+def over_updates(update: TrainStep, G: int) -> TrainStep:
+    """Returns a step of S / G updates; `update` makes one, of G segments."""
+
     def train_step(state: TrainState, segments: Segment) -> tuple[TrainState, Metrics]:
-        G = config.segments_per_update
-        grouped = jax.tree.map(lambda x: x.reshape(-1, G, *x.shape[1:]), segments)
-        return jax.lax.scan(update, state, grouped)
+        each = jax.tree.map(lambda x: x.reshape(-1, G, *x.shape[1:]), segments)
+        return jax.lax.scan(update, state, each)
 
     return train_step
 
 
-def make_program(
+def make_updater(
     model_config: ModelConfig,
     config: TrainConfig,
     optim_config: OptimConfig,
     mesh: Mesh,
-) -> Program:
-    """Returns the jitted functions of a run on the mesh."""
+) -> Updater:
+    """Returns how to begin and to update a run on the mesh."""
     optimizer = make_optimizer(optim_config)
     add_to_average = make_average(optim_config)
     size, seed, averages = config.batch_size, config.seed, add_to_average is not None
     init, shardings = init_state(model_config, optimizer, size, seed, mesh, averages)
     schedule = make_schedule(optim_config, config.num_steps)
     model = TransformerXL(model_config)
-    train_step = make_train_step(model, optimizer, schedule, config, add_to_average)
-    jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
-    return Program(init, shardings, jitted)
+    step = make_train_step(model, optimizer, schedule, config, add_to_average)
+    return Updater(init, shardings, step)

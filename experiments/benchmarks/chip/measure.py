@@ -35,9 +35,9 @@ from txl_jax.model.flops import needed_flops
 from txl_jax.report.log import to_json
 from txl_jax.report.timing import known_peak, measured_peak
 from txl_jax.runtime.allocator import keep_freed
-from txl_jax.runtime.programs import record_loops
+from txl_jax.runtime.programs import Program, record_loops
 from txl_jax.sharding.rules import place_segments
-from txl_jax.update.step import make_program
+from txl_jax.update.step import make_updater
 from txl_jax.workdir.fit import find_vocab
 
 Measure = Callable[[], Row]
@@ -222,11 +222,13 @@ def check_kernel(part: Row) -> Measure:
 def train(part: Row) -> Measure:
     """Compiles the training step as `train` does, and its start, for one device."""
     config, mesh = read_config(part), subject.one_device()
-    program = make_program(config.model, config.train, config.optim, mesh)
-    state, segments = plan.step_arguments(config, mesh, program)
+    updater = make_updater(config.model, config.train, config.optim, mesh)
     options = record_loops([*mesh.devices.flat])
-    step = program.step.lower(state, segments).compile(options)
-    jitted: Any = program.init
+    step = Program(
+        "the step", updater.step, carries=True, donates=True, options=options
+    )
+    step.compile(*plan.step_arguments(config, mesh, updater))
+    jitted: Any = updater.init
     init = jitted.lower().compile()
     return lambda: time_training(part, config, mesh, init, step)
 
