@@ -5,6 +5,8 @@ Dims: T tokens of a text.
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +159,20 @@ def test_a_table_is_trained_and_scored(tmp_path: Path) -> None:
         assert json.loads(found.read_text())["found"]["nll"] == cell["nll"]
     state = {x["kind"]: x["state_bytes"] for x in result["cells"]}
     assert state["none"] < state[BASE] == state["same_layer"] < state["cache"]
+
+
+@pytest.mark.long
+def test_fast_weights_recall_from_beyond_the_reach(tmp_path: Path) -> None:
+    """They learn it at 96 tokens, without gradients across segments.
+
+    The process has one device, and optimizes its programs.
+    """
+    argv = [
+        *(sys.executable, "-m", "txl_jax.main", "--mode=table", "--table=memories"),
+        *(f"--workdir={tmp_path / 'runs'}", f"--config.data.data_dir={tmp_path}"),
+        *("--rows=recall_96,fast_weights", "--seeds=1"),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    (cell,) = json.loads(done.stdout.splitlines()[-1])["cells"]
+    assert cell["accuracies"].keys() == {"48", "96", "192", "384", "768"}
+    assert min(cell["accuracies"].values()) > 0.9  # a guess is right once in 8
