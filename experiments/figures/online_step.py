@@ -23,7 +23,7 @@ from txl_jax.evaluate.continuous_cache import NONE, Cache
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
@@ -78,8 +78,8 @@ def start(options: Options, seed: int) -> State:
         params=params,
         average=jax.tree.map(jnp.copy, params),
         opt_state=make_optimizer(options).init(params),
-        memory=empty_memory(model, R + 1),
-        average_memory=empty_memory(model, 1),
+        memory=choose_kind(model).empty(R + 1),
+        average_memory=choose_kind(model).empty(1),
         start_R=jnp.zeros(R, jnp.int32),
         cache=Cache(jnp.zeros((1, C, model.d_model)), jnp.full((1, C), NONE)),
         log_weight_X=log_prior(options),

@@ -27,7 +27,7 @@ import txl_jax
 from experiments.figures import program
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
-from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.kinds import choose_kind
 
 MODULES = (
     *("_pydecimal", "argparse", "ast", "datetime", "inspect"),
@@ -113,7 +113,7 @@ def check_model(loaded: txl_jax.Loaded, length: int) -> None:
     model, kind = loaded.config.model, loaded.vocab.kind
     if length < SEGMENT or length % SEGMENT:
         raise UserError(f"--length={length} must be a positive multiple of {SEGMENT}")
-    if model.mem_len < SEGMENT or type(empty_memory(model, 1)) is not txl_jax.Memory:
+    if model.mem_len < SEGMENT or choose_kind(model).field:
         raise UserError(
             "--model: the recipe reads the hidden states in the paper's memory, of at "
             f"least {SEGMENT} tokens; this model has another memory"

@@ -19,8 +19,7 @@ from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.memory.ring import RingMemory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.txl import TransformerXL
 
 from .options import Options
@@ -147,9 +146,8 @@ def start_acting(
         return agent, params, memory
     config, (model, lay_out) = agent.core.config, fixed_model(agent.core.config)
     core = lay_out(params["core"])
-    key_values = KeyValueMemory.of(config, core, memory, tgt_len=1)
-    params = {**params, "core": core}
-    return agent.clone(core=model), params, RingMemory.of(config, key_values)
+    memory = choose_kind(config).one_token(core, memory)
+    return agent.clone(core=model), {**params, "core": core}, memory
 
 
 def read_window(

@@ -15,9 +15,10 @@ from tests.reference import Array, Params
 from tests.support import tiny
 from tests.support.reference_fast import Stream
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory import Memory, kinds
+from txl_jax.model.memory import Memory
 from txl_jax.model.memory.fast_weights import feature, run
 from txl_jax.model.memory.key_values import unstack
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.txl import TransformerXL
 
 B, L, S = 2, 4, 6
@@ -116,7 +117,7 @@ def test_chunks_are_a_scan_over_tokens(L: int, common: float) -> None:
 def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
     """With documents that start anywhere, and padding."""
     params = tiny.make_params(config)
-    nll_BT, _ = read(config, params, kinds.empty_memory(config, B), length_SB=LENGTH_SB)
+    nll_BT, _ = read(config, params, choose_kind(config).empty(B), length_SB=LENGTH_SB)
     for b in range(B):
         stream = Stream(params, **tiny.reference_settings(config))
         for s in range(S):
@@ -132,18 +133,18 @@ def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
 def test_any_segments_and_any_memory_give_the_same(config: ModelConfig) -> None:
     """States, keys and values, and rings; short segments, joined ones and tokens."""
     params = tiny.make_params(config)
-    expected_BT, after = read(config, params, kinds.empty_memory(config, B))
+    expected_BT, after = read(config, params, choose_kind(config).empty(B))
     for tgt_len in (3, S * L):
-        nll_BT, memory = read(config, params, kinds.empty_memory(config, B), tgt_len)
+        nll_BT, memory = read(config, params, choose_kind(config).empty(B), tgt_len)
         tiny.assert_close(nll_BT, expected_BT)
         tiny.assert_close(memory.S_NBHUA, after.S_NBHUA)
     apart = unstack(params)
-    memory = kinds.empty_fixed_memory(config, apart, B, L)
+    memory = choose_kind(config).empty_fixed(apart, B, L)
     nll_BT, memory = read(config, apart, memory)
     tiny.assert_close(nll_BT, expected_BT)
     again_BT, _ = read(config, apart, memory)
     for held in (memory, after):  # keys and values, or states
-        ring = kinds.one_token_memory(config, apart, held)
+        ring = choose_kind(config).one_token(apart, held)
         nll_BT, last = read(config, apart, ring, 1)
         tiny.assert_close(nll_BT, again_BT)
     assert np.any(again_BT != expected_BT), "the memory has an effect"
@@ -153,9 +154,9 @@ def test_several_segments_in_a_call_are_segments_one_after_the_other() -> None:
     params = tiny.make_params(CONFIG)
     joined = tiny.apply(
         CONFIG, params, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:],
-        kinds.empty_memory(CONFIG, B), method="nll", first_BL=FIRST_BT, segment_len=L,
+        choose_kind(CONFIG).empty(B), method="nll", first_BL=FIRST_BT, segment_len=L,
     )  # fmt: skip
-    tiny.assert_close(joined, read(CONFIG, params, kinds.empty_memory(CONFIG, B)))
+    tiny.assert_close(joined, read(CONFIG, params, choose_kind(CONFIG).empty(B)))
 
 
 def test_documents_and_padding_leak_nothing() -> None:
@@ -165,7 +166,7 @@ def test_documents_and_padding_leak_nothing() -> None:
     other_BT[0, :13] = other_BT[1, :22] = 7
     other_BT[1, 2 * L + 2 : 4 * L] = 1  # padding
     results = [
-        read(CONFIG, params, kinds.empty_memory(CONFIG, B), L, tokens_BT, LENGTH_SB)
+        read(CONFIG, params, choose_kind(CONFIG).empty(B), L, tokens_BT, LENGTH_SB)
         for tokens_BT in (TOKENS_BT, other_BT)
     ]
     (one_BT, one), (two_BT, two) = results
@@ -191,23 +192,23 @@ def test_closed_gates_change_no_bit() -> None:
     plain = with_attention(
         {name: x for name, x in layers["attention"].items() if name != "fast"}
     )
-    nll_BT, memory = read(CONFIG, shut, kinds.empty_memory(CONFIG, B))
+    nll_BT, memory = read(CONFIG, shut, choose_kind(CONFIG).empty(B))
     expected_BT, expected = read(base, plain, Memory.empty(base, B))
     np.testing.assert_array_equal(nll_BT, expected_BT)
     tiny.assert_equal(memory.local, expected)
-    open_BT, _ = read(CONFIG, params, kinds.empty_memory(CONFIG, B))
+    open_BT, _ = read(CONFIG, params, choose_kind(CONFIG).empty(B))
     assert np.any(open_BT != expected_BT), "open gates have an effect"
 
 
 def test_the_matrices_are_float32_in_bfloat16_models() -> None:
     config = dataclasses.replace(EVEN, dtype="bfloat16")
     params = tiny.make_params(config)
-    expected_BT, _ = read(EVEN, params, kinds.empty_memory(EVEN, B))
-    nll_BT, memory = read(config, params, kinds.empty_memory(config, B))
+    expected_BT, _ = read(EVEN, params, choose_kind(EVEN).empty(B))
+    nll_BT, memory = read(config, params, choose_kind(config).empty(B))
     assert memory.S_NBHUA.dtype == memory.k_NBHA.dtype == np.float32
     tiny.assert_close(nll_BT, expected_BT, 2 * tiny.BFLOAT16)
     apart = unstack(params)
-    fixed = kinds.empty_fixed_memory(config, apart, B, L)
+    fixed = choose_kind(config).empty_fixed(apart, B, L)
     nll_BT, fixed = read(config, apart, fixed)
     assert fixed.S_NBHUA.dtype == np.float32
     tiny.assert_close(nll_BT, expected_BT, 2 * tiny.BFLOAT16)
@@ -216,7 +217,7 @@ def test_the_matrices_are_float32_in_bfloat16_models() -> None:
 def test_gradients_pass_the_segments_of_a_call() -> None:
     """By differences of the oracle; none passes into the memory before the call."""
     params = jax.tree.map(lambda x: x.astype(np.float64), tiny.make_params(CONFIG))
-    memory = kinds.empty_memory(CONFIG, B)
+    memory = choose_kind(CONFIG).empty(B)
 
     def loss(params: Params, memory: Any) -> Any:
         result: Any = TransformerXL(CONFIG).apply(

@@ -17,7 +17,7 @@ from tests.reference import Array, Params
 from tests.support import tiny
 from tests.support.reference_tokens import Stream
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.options import TrainConfig
@@ -44,7 +44,7 @@ def read(
     config: ModelConfig, params: Params, tokens_SBL: Array, memory: Any = None
 ) -> tuple[list[Array], Any]:
     """Returns the hidden states of the segments, and the memory after them."""
-    memory, pieces = memory or empty_memory(config, B), []
+    memory, pieces = memory or choose_kind(config).empty(B), []
     for tokens_BL, first_BL, length_B in zip(
         tokens_SBL, FIRST_SBL, LENGTH_SB, strict=True
     ):
@@ -94,10 +94,10 @@ def test_several_segments_in_a_call_are_read_one_by_one() -> None:
     length_B[2] = L + 3  # padding is at the end of a call
     join = functools.partial(np.concatenate, axis=1)
     joined_BTD, after = tiny.apply(
-        CONFIG, params, join(TOKENS_SBL[:2]), empty_memory(CONFIG, B),
+        CONFIG, params, join(TOKENS_SBL[:2]), choose_kind(CONFIG).empty(B),
         first_BL=join(FIRST_SBL[2:4]), length_B=length_B, segment_len=L,
     )  # fmt: skip
-    memory, pieces = empty_memory(CONFIG, B), []
+    memory, pieces = choose_kind(CONFIG).empty(B), []
     for s in range(2):
         hidden_BLD, memory = tiny.apply(
             CONFIG, params, TOKENS_SBL[s], memory,
@@ -151,7 +151,7 @@ def test_gradients_cross_as_many_segments_as_are_set() -> None:
         gradient_segments=G,
     )
     find = functools.partial(sum_gradients, TransformerXL(CONFIG), config=train)
-    given = params, empty_memory(CONFIG, B), segments, jax.random.key(0)
+    given = params, choose_kind(CONFIG).empty(B), segments, jax.random.key(0)
     sums, _ = jax.jit(find)(*given)
 
     # Before each segment: the streams, of which only the tokens are not constant.

@@ -18,8 +18,9 @@ from tests.support.reference_retrieval import Stream
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.xla import rel_attention
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory import Memory, kinds
+from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import unstack
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.retrieval import Candidates, attend_to_best
 from txl_jax.model.txl import TransformerXL
 
@@ -74,7 +75,7 @@ def streams(config: ModelConfig, params: Params) -> list[Stream]:
 def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
     """With documents that start anywhere, and padding."""
     params = tiny.make_params(config)
-    nll_BT, _ = read(config, params, kinds.empty_memory(config, B), length_SB=LENGTH_SB)
+    nll_BT, _ = read(config, params, choose_kind(config).empty(B), length_SB=LENGTH_SB)
     for b, stream in enumerate(streams(config, params)):
         for s in range(S):
             real = np.s_[s * L : s * L + LENGTH_SB[s, b]]
@@ -86,21 +87,22 @@ def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
 def test_any_segments_and_any_memory_give_the_same() -> None:
     """States, keys and values, and rings; short segments, joined ones and tokens."""
     params = tiny.make_params(EVEN)
-    expected_BT, _ = read(EVEN, params, kinds.empty_memory(EVEN, B))
+    expected_BT, _ = read(EVEN, params, choose_kind(EVEN).empty(B))
     for tgt_len in (3, S * L):
-        nll_BT, _ = read(EVEN, params, kinds.empty_memory(EVEN, B), tgt_len)
+        nll_BT, _ = read(EVEN, params, choose_kind(EVEN).empty(B), tgt_len)
         tiny.assert_close(nll_BT, expected_BT)
     joined = tiny.apply(
         CONFIG, params, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:],
-        kinds.empty_memory(CONFIG, B), method="nll", first_BL=FIRST_BT, segment_len=L,
+        choose_kind(CONFIG).empty(B), method="nll", first_BL=FIRST_BT, segment_len=L,
     )  # fmt: skip
-    tiny.assert_close(joined, read(CONFIG, params, kinds.empty_memory(CONFIG, B)))
+    tiny.assert_close(joined, read(CONFIG, params, choose_kind(CONFIG).empty(B)))
     apart = unstack(params)
-    memory = kinds.empty_fixed_memory(EVEN, apart, B, L)
+    kind = choose_kind(EVEN)
+    memory = kind.empty_fixed(apart, B, L)
     nll_BT, memory = read(EVEN, apart, memory)
     tiny.assert_close(nll_BT, expected_BT)
     again_BT, _ = read(EVEN, apart, memory)
-    nll_BT, _ = read(EVEN, apart, kinds.one_token_memory(EVEN, apart, memory), 1)
+    nll_BT, _ = read(EVEN, apart, kind.one_token(apart, memory), 1)
     tiny.assert_close(nll_BT, again_BT)
     assert np.any(again_BT != expected_BT), "the memory has an effect"
 
@@ -112,7 +114,7 @@ def test_documents_and_padding_leak_nothing() -> None:
     other_BT[0, :13] = other_BT[1, :22] = 7
     other_BT[1, 2 * L + 2 : 3 * L] = 1  # padding
     results = [
-        read(CONFIG, params, kinds.empty_memory(CONFIG, B), L, tokens_BT, LENGTH_SB)[0]
+        read(CONFIG, params, choose_kind(CONFIG).empty(B), L, tokens_BT, LENGTH_SB)[0]
         for tokens_BT in (TOKENS_BT, other_BT)
     ]
     assert np.any(results[0][0, :13] != results[1][0, :13])
@@ -127,13 +129,13 @@ def test_closed_gates_change_no_bit() -> None:
         CONFIG, retrieval_len=0, retrieval_top_k=ModelConfig.retrieval_top_k
     )
     shut = {**params, "retrieval_gate": np.full(tiny.H, -1e3, np.float32)}
-    nll_BT, memory = read(CONFIG, shut, kinds.empty_memory(CONFIG, B))
+    nll_BT, memory = read(CONFIG, shut, choose_kind(CONFIG).empty(B))
     plain = {name: x for name, x in params.items() if name != "retrieval_gate"}
     assert tiny.make_params(base).keys() == plain.keys()
     expected_BT, expected = read(base, plain, Memory.empty(base, B))
     np.testing.assert_array_equal(nll_BT, expected_BT)
     tiny.assert_equal(memory.local, expected)
-    mixed_BT, _ = read(CONFIG, params, kinds.empty_memory(CONFIG, B))
+    mixed_BT, _ = read(CONFIG, params, choose_kind(CONFIG).empty(B))
     assert np.any(mixed_BT != expected_BT), "open gates have an effect"
 
 
@@ -182,7 +184,7 @@ def test_queries_in_parts_and_without_candidates(
 def test_gradients_of_gates_and_queries() -> None:
     """By differences of the oracle, whose memory and store are constants."""
     params = jax.tree.map(lambda x: x.astype(np.float64), tiny.make_params(CONFIG))
-    memory: Any = kinds.empty_memory(CONFIG, B)
+    memory: Any = choose_kind(CONFIG).empty(B)
     begin, n = 3 * L, CONFIG.retrieval_index
     for s in range(3):
         part = np.s_[:, s * L : (s + 1) * L]

@@ -96,13 +96,13 @@ evaluate/grouping.py
     + if not config.mem_len:
 model/block.py
   the memory keeps the layer's output: model
-    - return h_BLD, keep_outputs(self.config, attention, layer, kept, h_BLD)
-    + return h_BLD, h_BLD
+    - layer, kept, h_BLD, oldest_BL
+    + layer, h_BLD, h_BLD, oldest_BL
 model/gate.py
   the gate is open where it should be closed: model
     - return (1 - z_BLD) * x_BLD + z_BLD * new_BLD
     + return z_BLD * x_BLD + (1 - z_BLD) * new_BLD
-model/memory/kinds.py
+model/memory/key_values.py
   an evaluation keeps a layer's inputs: model/test_key_values.py
     - jnp.concatenate([x_BKHA[:, :M], own_BLHA], axis=1)
     + x_BKHA

@@ -21,7 +21,7 @@ from txl_jax.config import Config
 from txl_jax.errors import RETRY
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.metrics import parameter_count
-from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.paper import memory_table
 from txl_jax.paper.options import BASE, KINDS, TableConfig, base
 from txl_jax.update.state import abstract_params
@@ -134,7 +134,7 @@ def test_second_occurrences_of_identifiers() -> None:
 
 
 def test_the_state_of_a_stream_counts_all_arrays() -> None:
-    memory: Any = empty_memory(tiny.CONFIG, 1)
+    memory: Any = choose_kind(tiny.CONFIG).empty(1)
     expected = memory.h_NBMD.nbytes + 4
     assert memory_table.state_bytes(tiny.CONFIG, EvalConfig()) == expected
     cache = EvalConfig(cache_len=9, cache_weight=0.1)

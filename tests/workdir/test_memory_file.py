@@ -14,7 +14,7 @@ import txl_jax
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.kinds import choose_kind
 
 TOKENS_BL = tiny.make_tokens(2, 12)
 RETRIEVAL = {"retrieval_len": 20, "retrieval_top_k": 3}
@@ -31,7 +31,7 @@ def make_loaded(model: ModelConfig) -> Any:
 def test_reading_goes_on(kind: dict[str, Any], tmp_path: Path) -> None:
     """Every bit of a memory of two streams is kept."""
     loaded = make_loaded(model := tiny.config(**kind))
-    memory = empty_memory(model, 2)
+    memory = choose_kind(model).empty(2)
     _, memory = tiny.apply(model, loaded.params, TOKENS_BL[:, :8], memory)
     txl_jax.save_memory(tmp_path / "memory", loaded, memory)
     again = txl_jax.load_memory(tmp_path / "memory", loaded)
@@ -45,7 +45,7 @@ def test_reading_goes_on(kind: dict[str, Any], tmp_path: Path) -> None:
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     loaded, file = make_loaded(tiny.CONFIG), tmp_path / "memory"
-    memory = empty_memory(tiny.CONFIG, 1)
+    memory = choose_kind(tiny.CONFIG).empty(1)
     txl_jax.save_memory(file, loaded, memory)
     params = jax.tree.map(lambda x: x + 1e-6, loaded.params)
     with refused(f"{file} belongs to other parameters .* load the model"):

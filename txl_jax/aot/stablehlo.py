@@ -26,6 +26,7 @@ from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.key_values import KeyValueMemory, NewestKeyValues
+from txl_jax.model.memory.kinds import choose_kind
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LOADER = Path(__file__).with_name("stablehlo_loader.py")
@@ -40,13 +41,11 @@ def save(
     The memory has config.mem_len tokens, a segment tgt_len. Raises UserError for a
     model whose memory has more than keys and values.
     """
-    others = config.retrieval_len or config.in_sequence or config.memory_tokens
-    if config.fast_weights or others or not config.mem_len:
+    if choose_kind(config).field or config.in_sequence or not config.mem_len:
         raise UserError(
-            "--format=stablehlo exports a memory of keys and values: set "
-            "generate.mem_len above 0, for a model with model.retrieval_len = 0, "
-            "model.compressed_len = 0, model.memory_tokens = 0, "
-            'model.recurrence = "below" and model.fast_weights = False'
+            "--format=stablehlo exports the paper's memory, as keys and values: set "
+            "generate.mem_len above 0, for a model with no other kind of memory and "
+            'model.recurrence = "below"'
         )
     if not importlib.util.find_spec("flatbuffers"):
         raise UserError(

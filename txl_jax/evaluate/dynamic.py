@@ -26,7 +26,7 @@ from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import run_calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import OneSegment, Segment, only
 from txl_jax.model.txl import TransformerXL
@@ -94,7 +94,7 @@ def beside_memory(
     config: ModelConfig, params: Params, copy: Callable[[Array], Array]
 ) -> Carry:
     """Returns (a copy of the parameters, the empty memory of one stream)."""
-    start = jax.jit(lambda x: (jax.tree.map(copy, x), empty_memory(config, 1)))
+    start = jax.jit(lambda x: (jax.tree.map(copy, x), choose_kind(config).empty(1)))
     return start(params)
 
 

@@ -19,8 +19,7 @@ from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory import Memory
-from txl_jax.model.memory.kinds import empty_fixed_memory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory
 from txl_jax.model.segment import OneSegment, Segment, only
 from txl_jax.model.txl import TransformerXL
@@ -114,7 +113,8 @@ class Reader:
         segments: int = 1,
         documents: bool = False,
     ) -> None:
-        B, L, (model, lay_out) = batch_size, tgt_len, fixed_model(config)
+        B, L, kind = batch_size, tgt_len, choose_kind(config)
+        model, lay_out = fixed_model(config)
         S = count_segments(config, segments, B, L, mesh, documents)
         W = window_tokens(config, S, B, L, mesh)
         self.config, self.tgt_len, self.mesh = config, L, mesh
@@ -126,9 +126,11 @@ class Reader:
             model, lay_out = TransformerXL(config), lambda params: params
 
         def empty(params: Params) -> Any:
-            memory: Any = Memory.empty(config, B)
-            if not self.in_pieces:
-                memory = empty_fixed_memory(config, params, B, S * L, W)
+            memory: Any = (
+                kind.empty(B)
+                if self.in_pieces
+                else kind.empty_fixed(params, B, S * L, W)
+            )
             memory = (memory, more()) if more else memory
             if mesh is None:
                 return memory

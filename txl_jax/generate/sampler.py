@@ -31,7 +31,7 @@ from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import one_token_memory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
@@ -126,8 +126,8 @@ class Sampler:
     ) -> None:
         self.config = model = generation_model(model_config, config)
         self.options, self.vocab_size, self.batch_size = config, vocab_size, batch_size
-        by_segments = bool(model.memory_tokens) or model.recurrence == "same"
-        self.one_by_one = model.has_memory and not by_segments
+        self.kind = choose_kind(model)
+        self.one_by_one = model.has_memory and not self.kind.by_segments
         self.window = 0 if self.one_by_one else reading.window
         self.reader = self._make_reader(longest - 1, *reading)
         self.model, lay_out = fixed_model(model)
@@ -186,7 +186,7 @@ class Sampler:
     def _begin(self, params: Params, context: Context) -> Context:
         if not self.one_by_one:
             return context
-        memory = one_token_memory(self.config, params, context.memory)
+        memory = self.kind.one_token(params, context.memory)
         return context._replace(memory=memory)
 
     def _draw(

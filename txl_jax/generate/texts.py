@@ -13,7 +13,7 @@ import numpy as np
 from txl_jax.data.files import read_blocks, read_stdin, text_files
 from txl_jax.data.vocab import CONTEXT, HALF, Vocab, report_unknown, spell
 from txl_jax.errors import UserError, prefixed
-from txl_jax.generate.options import GenerateConfig
+from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.generate.sampler import READING, Reading, Sampler
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
@@ -132,8 +132,8 @@ def draw(
 ) -> Iterator[Sample]:
     """Yields a sample for each prompt; a single sample is shown while it is drawn."""
     longest, one = max(map(len, prompts)), len(prompts) == 1
-    remembers = config.mem_len or model_config.memory_tokens
-    if not remembers and longest > reading.window:
+    has_memory = generation_model(model_config, config).has_memory
+    if not has_memory and longest > reading.window:
         most = reading.window
         say(f"the prompt has {longest} tokens: only the newest {most} are used")
     B = math.ceil(len(prompts) / math.ceil(len(prompts) / STREAMS))

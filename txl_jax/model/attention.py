@@ -18,7 +18,6 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.gate import add_residual
 from txl_jax.model.initializers import Layout, feature_norm, head_norm, weights
-from txl_jax.model.memory.fast_weights import FastWeights
 from txl_jax.model.memory.key_values import join_heads, project_all
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import position_terms, rotate_queries_and_keys
@@ -116,10 +115,7 @@ class Attention(nn.Module):
         if config.dropatt and self.has_rng("dropout"):
             dropout = AttentionDropout(config.dropatt, seed(self))
         own = Operands(q_BLHA, k_BKHA, v_BKHA, position, oldest_BL, dropout)
-        o_BLHA, kept = layer.attend(own, h_BKD, self._attend_in_order)
-        if config.fast_weights:
-            fast = FastWeights(config, name="fast")
-            o_BLHA, kept = fast(o_BLHA, kept, own, x_BKD, layer)
+        o_BLHA, kept = layer.attend(own, h_BKD, x_BKD, self._attend_in_order)
 
         if is_separate:
             out_BLD = join_heads(o_BLHA, o_PHAC)

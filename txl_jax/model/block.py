@@ -9,8 +9,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.gate import add_residual
 from txl_jax.model.initializers import Layout, feature_norm, normal, weight, weights
-from txl_jax.model.memory.compressive import Compression, CompressiveLayer
-from txl_jax.model.memory.kinds import keep_outputs
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import SCHEMES
 
@@ -83,8 +82,8 @@ class Block(nn.Module):
             h_BLD += make_inputs(self.config, weights(self), h_BLD.shape[1])
         attention = Attention(self.config, self.layout, name="attention")
         h_BLD, kept = attention(h_BLD, layer, biases, R_RD, oldest_BL)
-        if isinstance(layer, CompressiveLayer):
-            compress = Compression(self.config, name="compression")
-            kept = compress(kept, layer, oldest_BL, attention.variables["params"])
         h_BLD = FeedForward(self.config, self.layout, name="feed_forward")(h_BLD)
-        return h_BLD, keep_outputs(self.config, attention, layer, kept, h_BLD)
+        params = attention.variables["params"]
+        return h_BLD, choose_kind(self.config).keep(
+            layer, kept, h_BLD, oldest_BL, dict(params)
+        )

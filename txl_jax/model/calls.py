@@ -5,6 +5,7 @@ from collections.abc import Callable
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.key_values import unstack
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.txl import TransformerXL
 
 
@@ -15,6 +16,6 @@ def fixed_model(
 
     Call that function once, outside the loop of an evaluation or a generation.
     """
-    if config.keeps_states:
+    if choose_kind(config).layout == "stacked":
         return TransformerXL(config), lambda params: params
     return TransformerXL(config, "separate"), unstack

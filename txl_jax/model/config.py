@@ -316,11 +316,6 @@ class ModelConfig:
         return self.mem_len > 0 or self.memory_tokens > 0
 
     @property
-    def keeps_states(self) -> bool:
-        """Whether the kind of memory has no form with keys and values."""
-        return self.compressed_len > 0 or self.memory_tokens > 0
-
-    @property
     def compute_dtype(self) -> "np.dtype[Any]":
         """The dtype of activations and memory."""
         import jax.numpy as jnp  # here: the command line is parsed without jax

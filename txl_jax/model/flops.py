@@ -16,6 +16,7 @@ import numpy as np
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.fast_weights import fast_products
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.positions import distances
 
 
@@ -39,7 +40,7 @@ def needed_flops(
     if not training:
         # Of outputs, too, it keeps keys and values; of a compressed memory neither.
         own += 2 * B * L * projected if config.recurrence == "same" else 0
-        own += memory if config.keeps_states else 0
+        own += memory if choose_kind(config).layout == "stacked" else 0
         return own + learned + search + found
     memory *= 3 if config.pre_lnorm else 2
     if W := config.memory_tokens:  # whose segments are read one after the other

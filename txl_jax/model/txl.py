@@ -18,13 +18,11 @@ from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import Layout, keep_sums, weight
-from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
-from txl_jax.model.memory.kinds import make_parameter, open_memory, show_zeros
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.memory_tokens import with_memory_tokens
 from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
-from txl_jax.model.memory.retrieval import layer_axes
 from txl_jax.model.positions import SCHEMES, bias_shape
 
 
@@ -44,7 +42,7 @@ class TransformerXL(nn.Module):
 
     def setup(self) -> None:
         """Creates the layers, the embedding, and the biases outside the layers."""
-        config = self.config
+        config, self.kind = self.config, choose_kind(self.config)
         if self.layout == "separate":
             self.layers: Any = [
                 Block(config, self.layout) for _ in range(config.n_layer)
@@ -54,7 +52,7 @@ class TransformerXL(nn.Module):
                 rematerialize(Block, config),
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
-                in_axes=(layer_axes(config), 0, nn.broadcast, nn.broadcast),
+                in_axes=(self.kind.layer_axes, 0, nn.broadcast, nn.broadcast),
                 length=config.n_layer,
                 unroll=count_unrolled(config),
                 metadata_params={nn.PARTITION_NAME: "N"},
@@ -62,7 +60,7 @@ class TransformerXL(nn.Module):
         self.embedding = Vocabulary(config)
         self.scheme = SCHEMES[config.position]
         self.biases = {name: self._make_bias(name) for name in self.scheme.biases}
-        self.memory_parameter = make_parameter(self, config)
+        self.memory_parameter = self.kind.make_parameter(self)
         self.drop_rows = Dropout(config.dropout, config.variational)
         self.drop_R = Dropout(config.dropout)
 
@@ -106,16 +104,15 @@ class TransformerXL(nn.Module):
         inputs = jnp.asarray(inputs_BLD if tokens_BL is None else tokens_BL)
         L, M = inputs.shape[1], memory.mem_len
         # Over mesh.segments, each device computes one of P pieces of the L tokens.
-        P = count_pieces(inputs) if isinstance(memory, Memory) else 1
-        if first_BL is not None and config.initial_memory == "zeros":
-            memory = show_zeros(memory, first_BL[:, 0])
-            first_BL = first_BL.at[:, 0].set(False)
+        splits = self.kind.splits and self.layout == "stacked"
+        P = count_pieces(inputs) if splits else 1
+        memory, first_BL = self.kind.begin(memory, first_BL)
         keys = keys_per_query(config, M)
         oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
-        call_memory = open_memory(
-            config, memory, self.memory_parameter, L, first_BL, length_B, segment_len
+        call_memory = self.kind.open(
+            memory, self.memory_parameter, L, first_BL, length_B, segment_len
         )
-        if isinstance(memory, Memory) and P > 1:
+        if P > 1:
             check_pieces(config, P, L, M, segment_len)
             call_memory = HaloMemory.of(memory, P, L, length_B)
             inputs, oldest_BL = split_pieces(inputs, P), split_oldest(oldest_BL, P)

@@ -46,9 +46,9 @@ from txl_jax.kernels import xla
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.paper.options import refuse_memories
 from txl_jax.report.log import Json, say
 from txl_jax.report.plots import empty, finish
 from txl_jax.workdir.fit import warn_of_rotations
@@ -168,7 +168,11 @@ def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
     """Returns the model with a memory that shows every token exactly `span` tokens."""
     if span < 2:
         raise UserError(f"eval.mem_len = {span}: attention maps need at least 2 tokens")
-    refuse_memories(config, "attention", "compressed_len", "memory_tokens")
+    kind = choose_kind(config)
+    if kind.layout == "stacked":
+        raise UserError(
+            f"{kind.setting}: --mode=attention supports only the paper's memory"
+        )
     return dataclasses.replace(
         config,
         mem_len=span,

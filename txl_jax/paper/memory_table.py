@@ -30,7 +30,7 @@ from txl_jax.evaluate import continuous_cache, reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.fields import Values
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper import comparison
@@ -277,7 +277,7 @@ def costs(loaded: Loaded, row: Config, folder: Path) -> Json:
 
 def state_bytes(model: ModelConfig, options: EvalConfig) -> int:
     """Returns a stream's bytes between segments, including the cache."""
-    memory = jax.eval_shape(lambda: empty_memory(model, 1))
+    memory = jax.eval_shape(lambda: choose_kind(model).empty(1))
     arrays = [(x.shape, x.dtype) for x in jax.tree.leaves(memory)]
     held = sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
     entry = model.d_model * model.compute_dtype.itemsize + 4

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from txl_jax.errors import UserError, nearest
 from txl_jax.fields import Values, at_least, check, field, one_of
-from txl_jax.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -225,13 +224,3 @@ class ReclConfig:
         """The context lengths to compare, in tokens."""
         first, last, step = self.contexts
         return list(range(first, last + 1, step))
-
-
-def refuse_memories(model: ModelConfig, mode: str, *kinds: str) -> None:
-    """Raises UserError for a model with one of these kinds of memory."""
-    for name in kinds:
-        if value := getattr(model, name):
-            raise UserError(
-                f"model.{name} = {value}: --mode={mode} supports only the paper's "
-                "memory"
-            )

@@ -40,9 +40,9 @@ from txl_jax.model.flops import positionwise_products, vocabulary_products
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.positions import distances
 from txl_jax.model.txl import TransformerXL
-from txl_jax.paper.options import refuse_memories
 from txl_jax.report.log import say
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.programs import Program
@@ -239,8 +239,10 @@ def make_ways(
     model_config: ModelConfig, config: EvalConfig, params: Params, mesh: Mesh
 ) -> dict[str, Way]:
     """Compiles the three ways over a random text, with W = config.mem_len."""
-    kinds = "compressed_len", "memory_tokens", "retrieval_len", "fast_weights"
-    refuse_memories(model_config, "speed", *kinds)
+    if (kind := choose_kind(model_config)).field:
+        raise UserError(
+            f"{kind.setting}: --mode=speed supports only the paper's memory"
+        )
     B, L, W = config.streams, config.tgt_len, config.mem_len
     filling = -(-W // L)  # segments that fill the memory
     width = (filling + ROUNDS * SEGMENTS) * L

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
@@ -81,7 +81,7 @@ def init_params(config: ModelConfig, key: Array) -> Params:
     tokens_BL = jnp.zeros((1, 1), jnp.int32)
     # The parameters do not depend on the kernel, and "xla" runs on every device.
     model = TransformerXL(dataclasses.replace(config, kernel="xla"))
-    memory = empty_memory(config, 1)
+    memory = choose_kind(config).empty(1)
     return model.init(key, tokens_BL, tokens_BL, memory, method="nll")["params"]
 
 
@@ -112,7 +112,7 @@ def init_state(
             step=jnp.zeros((), jnp.int32),
             params=params,
             opt_state=optimizer.init(params),
-            memory=empty_memory(config, batch_size),
+            memory=choose_kind(config).empty(batch_size),
             rng=key_run,
             average=Average(params, jnp.zeros((), jnp.int32)) if averages else (),
         )

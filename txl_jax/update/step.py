@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import added_losses, empty_memory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import OneSegment, Segment, join, only
 from txl_jax.model.txl import TransformerXL
@@ -102,6 +102,7 @@ def sum_gradients(
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
     used = cast_layers(params, model.config.compute_dtype)
+    kind = choose_kind(model.config)
 
     def loss(
         params: Params, memory: MemoryLike, segment: OneSegment, key: Array
@@ -110,7 +111,7 @@ def sum_gradients(
             model, params, memory, segment, key, segment_len=segment_len
         )
         tokens_B = jnp.sum(segment.weights_BL, axis=1)
-        added = added_losses(model.config, after, tokens_B)
+        added = kind.added_losses(after, tokens_B)
         return sum(added.values(), nll), ((nll, tokens, added), after)
 
     def add(carry: Carry, segment: OneSegment, key: Array, chunk: int = 0) -> Carry:
@@ -122,7 +123,7 @@ def sum_gradients(
         return jax.tree.map(jnp.add, total, Sums(nll, tokens, added, grads)), memory
 
     J, C, zero = segments.length_SB.shape[0], config.batch_chunk, jnp.zeros(())
-    added = dict.fromkeys(added_losses(model.config, memory, zero), zero)
+    added = dict.fromkeys(kind.added_losses(memory, zero), zero)
     zeros = jax.tree.map(jnp.zeros_like, params if J * C > 1 else used)
     carry = Sums(zero, zero, added, zeros), memory
     add_segment: Add = over_chunks(add, C) if C > 1 else add
@@ -263,7 +264,7 @@ def make_train_step(
             return state
 
         def skip(state: TrainState) -> TrainState:
-            fresh = empty_memory(model.config, len(state.memory.filled_B))
+            fresh = choose_kind(model.config).empty(len(state.memory.filled_B))
             return dataclasses.replace(state, memory=fresh)
 
         state = dataclasses.replace(

@@ -13,7 +13,7 @@ import jax
 from txl_jax.checkpoint import array_file
 from txl_jax.checkpoint.manifest import checksums, named_leaves
 from txl_jax.errors import UserError
-from txl_jax.model.memory.kinds import empty_memory
+from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.runtime import storage
 from txl_jax.workdir.load import Loaded
@@ -43,7 +43,7 @@ def load_memory(path: str | Path, loaded: Loaded) -> Any:
     """
     path = Path(path).expanduser()
     parameters = json.dumps(checksums(loaded.params))
-    empty = jax.eval_shape(lambda: empty_memory(loaded.config.model, 1))
+    empty = jax.eval_shape(lambda: choose_kind(loaded.config.model).empty(1))
     with array_file.opened(path, FORMAT, "txl_jax.save_memory") as (texts, arrays):
         if texts["parameters"] != parameters:
             raise UserError(

@@ -1,6 +1,7 @@
 """The paper's memory: each layer's inputs from earlier segments (section 3.2)."""
 
 import dataclasses
+from typing import Any
 
 import flax.struct
 import jax
@@ -9,12 +10,16 @@ from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.memory.interval import (
     count_filled,
     initially_filled,
     newest,
     window,
 )
+from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.memory.protocol import Kept, Kind, MemoryLike
+from txl_jax.model.memory.ring import RingMemory
 
 
 @flax.struct.dataclass
@@ -28,10 +33,24 @@ class CacheLayer:
         return self.h_BMD, self.h_BMD.shape[1]
 
     def attend(
-        self, own: Operands, h_BKD: Array, kernel: Kernel
+        self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
     ) -> tuple[Array, Array]:
         """Returns (o_BLHA, the layer's input)."""
         return kernel(own), h_BKD[:, self.h_BMD.shape[1] :]
+
+    def leaving(self, own: Operands, kept: Array) -> tuple[Array, Array]:
+        """Returns keys and values of the L oldest states, which leave the memory.
+
+        own, kept: the argument and a result of `attend`.
+        """
+        L = own.q_BLHA.shape[1]
+        return own.k_BKHA[:, :L], own.v_BKHA[:, :L]
+
+    def keep_output(
+        self, config: ModelConfig, params: Params, kept: Array, h_BLD: Array
+    ) -> Array:
+        """Returns the layer's output, h_BLD."""
+        return h_BLD
 
 
 @flax.struct.dataclass
@@ -106,3 +125,72 @@ class Memory:
     def reset(self, where_B: Array) -> "Memory":
         """Returns the memory with nothing visible in the streams where_B (bool)."""
         return dataclasses.replace(self, filled_B=jnp.where(where_B, 0, self.filled_B))
+
+    def show_zeros(self, where_B: Array) -> "Memory":
+        """Returns the memory with visible zeros in the streams where_B (bool)."""
+        where_B11 = where_B[:, None, None]
+        h_NBMD = jax.lax.cond(
+            jnp.any(where_B),
+            lambda h: jnp.where(where_B11, 0, h),
+            lambda h: h,
+            self.h_NBMD,
+        )
+        return Memory(h_NBMD, jnp.where(where_B, self.mem_len, self.filled_B))
+
+
+class HiddenStates(Kind):
+    """The paper's memory; keys and values while parameters are fixed.
+
+    For one token at a time, these are in rings.
+    """
+
+    layout = "separate"
+    splits = True
+
+    @property
+    def by_segments(self) -> bool:  # type: ignore[override]
+        """Whether a layer reads its own outputs, of earlier segments."""
+        return self.config.recurrence == "same"
+
+    def empty(self, batch_size: int) -> MemoryLike:
+        """Returns the initial memory of a training."""
+        return Memory.empty(self.config, batch_size)
+
+    def empty_fixed(
+        self, params: Params, batch_size: int, tgt_len: int, window_len: int = 0
+    ) -> MemoryLike:
+        """Returns empty keys and values; see `Kind`."""
+        return KeyValueMemory.empty(
+            self.config, params, batch_size, tgt_len, window_len=window_len
+        )
+
+    def one_token(self, params: Params, memory: Any) -> MemoryLike:
+        """Returns a memory of any number of tokens as rings."""
+        if isinstance(memory, Memory):
+            memory = KeyValueMemory.of(
+                self.config, params, memory.h_NBMD, memory.filled_B, tgt_len=1
+            )
+        return RingMemory.of(self.config, memory)
+
+    def begin(self, memory: Any, first_BL: Array | None) -> tuple[Any, Array | None]:
+        """Lets a document that starts with the segment see zeros.
+
+        Models of TensorFlow and Hugging Face start so (initial_memory = "zeros").
+        """
+        if first_BL is None or self.config.initial_memory == "empty":
+            return memory, first_BL
+        memory = memory.show_zeros(first_BL[:, 0])
+        return memory, first_BL.at[:, 0].set(False)
+
+    def keep(
+        self, layer: Any, kept: Kept, h_BLD: Array, oldest_BL: Array, params: Params
+    ) -> Kept:
+        """Returns the layer's input, or with recurrence = "same" its output.
+
+        (Ding et al. 2021, ERNIE-Doc, equation 5.) Each segment then lengthens the reach
+        by a segment, without limit, and layer n of a segment needs layer n of the one
+        before: segments are read one after the other.
+        """
+        if self.config.recurrence == "below":
+            return kept
+        return layer.keep_output(self.config, params, kept, h_BLD)

@@ -23,8 +23,10 @@ from jax import Array
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Params
 from txl_jax.model.memory.cache import CacheLayer
 from txl_jax.model.memory.interval import last_start, window
+from txl_jax.model.memory.protocol import CallMemory, Kept, Kind, MemoryLike
 
 
 @flax.struct.dataclass
@@ -109,7 +111,7 @@ class Reconstruction(NamedTuple):
         return jnp.concatenate([self.old_BPD, self.new_BJD], axis=1), 0
 
     def attend(
-        self, own: Operands, h_BKD: Array, kernel: Kernel
+        self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
     ) -> tuple[Array, Array]:
         """Returns (zeros, error_B), the mean square of the difference."""
         P, J = self.old_BPD.shape[1], self.new_BJD.shape[1]
@@ -244,3 +246,40 @@ class CompressiveMemory:
             error_B=jnp.sum(error_NB, axis=0),
             length_B=None,
         )
+
+
+class Compressive(Kind):
+    """The compressive memory."""
+
+    field = "compressed_len"
+
+    def empty(self, batch_size: int) -> MemoryLike:
+        """Returns the initial memory."""
+        return CompressiveMemory.empty(self.config, batch_size)
+
+    def open(
+        self,
+        memory: CompressiveMemory,
+        parameter: Array | None,
+        L: int,
+        first_BL: Array | None,
+        length_B: Array | None,
+        segment_len: int,
+    ) -> CallMemory:
+        """Returns the memory with the number of real tokens."""
+        return dataclasses.replace(memory, length_B=length_B)
+
+    def keep(
+        self, layer: Any, kept: Kept, h_BLD: Array, oldest_BL: Array, params: Params
+    ) -> Kept:
+        """Returns the layer's input and its new slots."""
+        compress = Compression(self.config, name="compression")
+        return compress(kept, layer, oldest_BL, params)
+
+    def added_losses(
+        self, memory: CompressiveMemory, tokens_B: Array
+    ) -> dict[str, Array]:
+        """Returns the loss of a compression that learns."""
+        if self.config.compression != "conv":
+            return {}
+        return {"reconstruction_mse": jnp.sum(memory.error_B * tokens_B)}

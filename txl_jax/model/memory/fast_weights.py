@@ -31,12 +31,10 @@ from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Params, feature_norm, normal, weight
-from txl_jax.model.memory.cache import CacheLayer, Memory
+from txl_jax.model.initializers import Layout, Params, feature_norm, normal, weight
+from txl_jax.model.memory.cache import HiddenStates
 from txl_jax.model.memory.interval import find_oldest, window
-from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.memory.protocol import Kept, LayerMemory, MemoryLike
-from txl_jax.model.memory.ring import RingLayer
+from txl_jax.model.memory.protocol import Kept, MemoryLike
 
 CHUNK = 16
 # The initial logits of b, a and the gate: half of a value is written, S forgets 0.5 %
@@ -46,7 +44,7 @@ BIASES = (0.0, 5.3, -2.0)
 product = functools.partial(jnp.einsum, precision="highest")
 
 
-class Call(NamedTuple):
+class Leaving(NamedTuple):
     """What a call of L tokens writes.
 
     written_BL: whether key j, which leaves between the queries j and j + 1, belongs to
@@ -69,14 +67,15 @@ class FastMemory:
     call: during a call, what it writes.
     """
 
+    config: ModelConfig = flax.struct.field(pytree_node=False)
     local: Any  # a MemoryLike
     S_NBHUA: Array
     k_NBHA: Array
     rate_NBMHJ: Array | None
-    call: Call | None = None
+    call: Leaving | None = None
 
     @classmethod
-    def of(cls, config: ModelConfig, local: MemoryLike) -> "FastMemory":
+    def of(cls, config: ModelConfig, local: MemoryLike, layout: Layout) -> "FastMemory":
         """Returns a local memory, and fast weights that have seen nothing."""
         N, B, M = config.n_layer, len(local.filled_B), local.mem_len
         H, A = config.n_head, config.d_head
@@ -84,8 +83,8 @@ class FastMemory:
         def empty(*shape: int) -> Array:
             return jnp.zeros((N, B, *shape), jnp.float32)
 
-        rate_NBMHJ = None if isinstance(local, Memory) else empty(M, H, 2)
-        return cls(local, empty(H, A, A), empty(H, A), rate_NBMHJ)
+        rate_NBMHJ = empty(M, H, 2) if layout == "separate" else None
+        return cls(config, local, empty(H, A, A), empty(H, A), rate_NBMHJ)
 
     @property
     def mem_len(self) -> int:
@@ -105,9 +104,9 @@ class FastMemory:
         assert self.call is not None
         if rate_NBMHJ is None:
             call = (jnp.broadcast_to(x, (N, *x.shape)) for x in self.call)
-            return FastLayer(layers, S_NBHUA, k_NBHA, None, Call(*call))
+            return FastLayer(self.config, layers, S_NBHUA, k_NBHA, None, Leaving(*call))
         each = zip(layers, S_NBHUA, k_NBHA, rate_NBMHJ, strict=True)
-        return tuple(FastLayer(*own, self.call) for own in each)
+        return tuple(FastLayer(self.config, *own, self.call) for own in each)
 
     def append(
         self, kept: Kept, length_B: Array | None, first_BL: Array | None
@@ -123,78 +122,31 @@ class FastMemory:
             assert self.call is not None
             rate_NBMHJ = window(rate_NBMHJ, self.call.length_B, self.mem_len)
         local = self.local.append(kept, length_B, first_BL)
-        return FastMemory(local, S_NBHUA, k_NBHA, rate_NBMHJ)
-
-    def with_key_values(
-        self, config: ModelConfig, params: Params, tgt_len: int
-    ) -> "FastMemory":
-        """Returns the memory with keys and values, as `KeyValueMemory.of`."""
-        if self.rate_NBMHJ is not None:
-            return self
-
-        def find_rates(n: int, x_BMD: Array) -> Array:
-            own = params[f"layers_{n}"]["attention"]
-            if config.pre_lnorm:
-                x_BMD = feature_norm(config).apply({"params": own["norm"]}, x_BMD)
-            fast: Any = FastWeights(config)
-            return fast.apply({"params": own["fast"]}, x_BMD, method="find_rates")
-
-        rates = [find_rates(n, h_BMD) for n, h_BMD in enumerate(self.local.h_NBMD)]
-        local = KeyValueMemory.of(config, params, self.local, tgt_len)
-        return dataclasses.replace(self, local=local, rate_NBMHJ=jnp.stack(rates))
+        return FastMemory(self.config, local, S_NBHUA, k_NBHA, rate_NBMHJ)
 
 
-def open_fast(
-    memory: MemoryLike, L: int, first_BL: Array | None, length_B: Array | None
-) -> FastMemory:
-    """Returns the memory for a call of L tokens."""
-    assert isinstance(memory, FastMemory), "use kinds.empty_memory"
-    filled_B, M, step_L = memory.filled_B, memory.mem_len, jnp.arange(L)
-    if length_B is None:
-        length_B = jnp.full_like(filled_B, L)
-    if first_BL is None:
-        first_BL = jnp.zeros((len(filled_B), L), bool)
-    is_real_BL = step_L < length_B[:, None]
-    written_BL = is_real_BL & (step_L >= find_oldest(filled_B, first_BL, M, L, 0))
-    call = Call(written_BL, first_BL & is_real_BL, length_B)
-    return dataclasses.replace(memory, call=call)
-
-
-class FastLayer(NamedTuple):
+@flax.struct.dataclass
+class FastLayer:
     """A layer of the local memory, and its fast weights; see `FastMemory`."""
 
-    local: LayerMemory
+    config: ModelConfig = flax.struct.field(pytree_node=False)
+    local: Any  # a LayerMemory with the method `leaving`
     S_BHUA: Array
     k_BHA: Array
     rate_BMHJ: Array | None
-    call: Call
+    call: Leaving
 
     def before(self, h_BLD: Array) -> tuple[Array, int] | None:
         """Returns the states of the local memory."""
         return self.local.before(h_BLD)
 
-    def attend(self, own: Operands, h_BKD: Array, kernel: Kernel) -> tuple[Array, Kept]:
-        """Returns the local memory's result, to which `FastWeights` adds."""
-        return self.local.attend(own, h_BKD, kernel)
-
-    def leaving(self, own: Operands, kept: Kept) -> tuple[Array, Array]:
-        """Returns the keys and values of the L oldest states, which leave the memory.
-
-        own: as for `attend`, which keeps `kept`.
-        """
-        L, local = own.q_BLHA.shape[1], self.local
-        if not isinstance(local, RingLayer):
-            is_cache = isinstance(local, CacheLayer)
-            k_BKHA, v_BKHA = (own.k_BKHA, own.v_BKHA) if is_cache else kept
-            return k_BKHA[:, :L], v_BKHA[:, :L]
-        slot = (local.slot - local.mem_len) % kept.k_BHAM.shape[3]
-        k_B1HA, v_B1HA = (
-            jnp.moveaxis(jax.lax.dynamic_slice_in_dim(x_BHAM, slot, 1, 3), 3, 1)
-            for x_BHAM in (kept.k_BHAM, kept.v_BHAM)
-        )
-        if local.rotate is not None:
-            k_B1HA = local.rotate(k_B1HA, -slot[None])
-        return k_B1HA, v_B1HA
+    def attend(
+        self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
+    ) -> tuple[Array, Kept]:
+        """Returns what `FastWeights` does; called inside the layer's module."""
+        o_BLHA, kept = self.local.attend(own, h_BKD, x_BKD, kernel)
+        fast = FastWeights(self.config, name="fast")
+        return fast(o_BLHA, kept, own, x_BKD, self)
 
 
 class FastWeights(nn.Module):
@@ -221,19 +173,17 @@ class FastWeights(nn.Module):
         return jnp.stack([nn.sigmoid(write_BKH), nn.log_sigmoid(decay_BKH)], axis=-1)
 
     def __call__(
-        self, o_BLHA: Array, kept: Kept, own: Operands, x_BKD: Array, layer: Any
+        self, o_BLHA: Array, kept: Kept, own: Operands, x_BKD: Array, layer: FastLayer
     ) -> tuple[Array, tuple[Kept, tuple[Array, Array, Array | None]]]:
         """Returns (o_BLHA with what is read, (kept, (S, newest key, rates))).
 
-        layer: a FastLayer, whose `attend` has read `own` and returned o_BLHA and kept.
-        x_BKD: the states that are projected, of memory and segment, or of the segment
-        if the memory holds keys and values.
+        o_BLHA, kept: of the local memory's `attend`, which has read `own` and x_BKD.
         """
         L, (written_BL, start_BL, length_B) = o_BLHA.shape[1], layer.call
         rate_BKHJ, held_BMHJ = self.find_rates(x_BKD), layer.rate_BMHJ
         if held_BMHJ is not None:
             rate_BKHJ = held_BMHJ = jnp.concatenate([held_BMHJ, rate_BKHJ], axis=1)
-        k_BLHA, v_BLHA = layer.leaving(own, kept)
+        k_BLHA, v_BLHA = layer.local.leaving(own, kept)
         written_BL11 = written_BL[..., None, None]
         k_BLHA = jnp.where(written_BL11, feature(k_BLHA), 0)
         left_BKHA = jnp.concatenate([layer.k_BHA[:, None], k_BLHA], axis=1)
@@ -338,6 +288,62 @@ def invert(T_PBHCC: Array) -> Array:
     inverse_PBHCC = jax.lax.stop_gradient(inverse_PBHCC)
     rest_PBHCC = inverse_PBHCC + times(T_PBHCC, inverse_PBHCC)
     return 2 * inverse_PBHCC - times(inverse_PBHCC, rest_PBHCC)
+
+
+class Fast(HiddenStates):
+    """The paper's memory, and fast weights."""
+
+    field = "fast_weights"
+    splits = False
+
+    def empty(self, batch_size: int) -> MemoryLike:
+        """Returns hidden states and fast weights."""
+        return FastMemory.of(self.config, super().empty(batch_size), "stacked")
+
+    def empty_fixed(
+        self, params: Params, batch_size: int, tgt_len: int, window_len: int = 0
+    ) -> MemoryLike:
+        """Returns keys and values and fast weights; see `Kind`."""
+        local = super().empty_fixed(params, batch_size, tgt_len, window_len)
+        return FastMemory.of(self.config, local, self.layout)
+
+    def one_token(self, params: Params, memory: FastMemory) -> MemoryLike:
+        """Returns the memory with rings of keys and values."""
+
+        def find_rates(n: int, x_BMD: Array) -> Array:
+            own = params[f"layers_{n}"]["attention"]
+            if self.config.pre_lnorm:
+                norm = feature_norm(self.config)
+                x_BMD = norm.apply({"params": own["norm"]}, x_BMD)
+            fast: Any = FastWeights(self.config)
+            return fast.apply({"params": own["fast"]}, x_BMD, method="find_rates")
+
+        rate_NBMHJ, local = memory.rate_NBMHJ, memory.local
+        if rate_NBMHJ is None:
+            rates = [find_rates(n, h_BMD) for n, h_BMD in enumerate(local.h_NBMD)]
+            rate_NBMHJ = jnp.stack(rates)
+        local = super().one_token(params, local)
+        return dataclasses.replace(memory, local=local, rate_NBMHJ=rate_NBMHJ)
+
+    def open(
+        self,
+        memory: FastMemory,
+        parameter: Array | None,
+        L: int,
+        first_BL: Array | None,
+        length_B: Array | None,
+        segment_len: int,
+    ) -> FastMemory:
+        """Returns the memory for a call of L tokens."""
+        filled_B, M, step_L = memory.filled_B, memory.mem_len, jnp.arange(L)
+        if length_B is None:
+            length_B = jnp.full_like(filled_B, L)
+        if first_BL is None:
+            first_BL = jnp.zeros((len(filled_B), L), bool)
+        is_real_BL = step_L < length_B[:, None]
+        written_BL = is_real_BL & (step_L >= find_oldest(filled_B, first_BL, M, L, 0))
+        call = Leaving(written_BL, first_BL & is_real_BL, length_B)
+        return dataclasses.replace(memory, call=call)
 
 
 def fast_products(config: ModelConfig, training: bool) -> float:

@@ -82,7 +82,7 @@ class HaloLayer(NamedTuple):
         return exchanged(h_YXD, self.h_BMD), 0
 
     def attend(
-        self, own: Operands, h_YKD: Array, kernel: Kernel
+        self, own: Operands, h_YKD: Array, x_YKD: Array, kernel: Kernel
     ) -> tuple[Array, Array]:
         """Returns (o_BLHA, M inputs of the layer from each piece, for the memory)."""
         h_1YKD = jax.lax.stop_gradient(h_YKD)[None]

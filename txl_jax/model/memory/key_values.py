@@ -19,7 +19,6 @@ from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params, feature_norm, head_norm
-from txl_jax.model.memory.cache import Memory
 from txl_jax.model.memory.interval import (
     count_filled,
     initially_filled,
@@ -51,7 +50,7 @@ class KeyValues:
         """There are no states to project."""
 
     def attend(
-        self, own: Operands, h_BKD: Array, kernel: Kernel
+        self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
     ) -> tuple[Array, tuple[Array, Array]]:
         """Returns (o_BLHA, the keys and values of memory and segment)."""
         L = own.k_BKHA.shape[1]
@@ -78,6 +77,26 @@ class KeyValues:
         if bias_HR is not None:
             bias_HR = bias_HR[:, -K:]
         return PositionTerms(r_RHA, self.u_HA, self.w_HA, bias_HR)
+
+    def leaving(self, own: Operands, kept: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Returns what `cache.CacheLayer.leaving` does."""
+        L, (k_BKHA, v_BKHA) = own.q_BLHA.shape[1], kept
+        return k_BKHA[:, :L], v_BKHA[:, :L]
+
+    def keep_output(
+        self,
+        config: ModelConfig,
+        params: Params,
+        kept: tuple[Array, Array],
+        h_BLD: Array,
+    ) -> tuple[Array, ...]:
+        """Returns `kept` with the keys and values of the layer's output, h_BLD."""
+        outputs = project_states(config, params, h_BLD)
+        M = kept[0].shape[1] - h_BLD.shape[1]
+        return tuple(
+            jnp.concatenate([x_BKHA[:, :M], own_BLHA], axis=1)
+            for x_BKHA, own_BLHA in zip(kept, outputs, strict=True)
+        )
 
 
 class NewestKeyValues(NamedTuple):
@@ -164,22 +183,27 @@ class KeyValueMemory:
 
     @classmethod
     def of(
-        cls, config: ModelConfig, params: Params, memory: Memory, tgt_len: int
+        cls,
+        config: ModelConfig,
+        params: Params,
+        h_NBMD: Array,
+        filled_B: Array,
+        tgt_len: int,
     ) -> "KeyValueMemory":
         """Returns the keys and values of a `Memory`, for calls of tgt_len tokens.
 
         `params` are laid out (`unstack`).
         """
-        B, M = len(memory.filled_B), memory.mem_len
+        B, M = h_NBMD.shape[1:3]
         states = [
             project_states(config, params[f"layers_{n}"]["attention"], h_BMD)
-            for n, h_BMD in enumerate(memory.h_NBMD)
+            for n, h_BMD in enumerate(h_NBMD)
         ]
         k_NHBMA, v_NHBMA = (
             jnp.stack([heads_first(x_BMHA) for x_BMHA in each])
             for each in zip(*states, strict=True)
         )
-        saved = NewestKeyValues(k_NHBMA, v_NHBMA, memory.filled_B)
+        saved = NewestKeyValues(k_NHBMA, v_NHBMA, filled_B)
         return cls.empty(config, params, B, tgt_len, M).resume(saved)
 
     def resume(self, saved: NewestKeyValues) -> "KeyValueMemory":
@@ -227,6 +251,25 @@ class KeyValueMemory:
             for layer, (k_BKHA, v_BKHA) in zip(self.layers, kept, strict=True)
         )
         filled_B = count_filled(self.filled_B, M, length_B, first_BL)
+        return dataclasses.replace(self, layers=layers, filled_B=filled_B)
+
+    def show_zeros(self, where_B: Array) -> "KeyValueMemory":
+        """Returns the memory with visible zero states in the streams where_B (bool)."""
+        where_B11 = where_B[:, None, None]
+
+        def zero(x_HBKA: Array, zero_HA: Array) -> Array:
+            zero_H11A = zero_HA.astype(x_HBKA.dtype)[:, None, None]
+            return jnp.where(where_B11, zero_H11A, x_HBKA)
+
+        layers = tuple(
+            dataclasses.replace(
+                layer,
+                k_HBKA=zero(layer.k_HBKA, layer.zero_HA[0]),
+                v_HBKA=zero(layer.v_HBKA, layer.zero_HA[1]),
+            )
+            for layer in self.layers
+        )
+        filled_B = jnp.where(where_B, self.mem_len, self.filled_B)
         return dataclasses.replace(self, layers=layers, filled_B=filled_B)
 
 

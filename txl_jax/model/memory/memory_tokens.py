@@ -23,7 +23,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import weight
 from txl_jax.model.memory.cache import CacheLayer, Memory
 from txl_jax.model.memory.interval import find_oldest, last_start, window
-from txl_jax.model.memory.protocol import CallMemory, Kept, MemoryLike
+from txl_jax.model.memory.protocol import CallMemory, Kept, Kind, MemoryLike
 
 # `TransformerXL.run_layers`, with the module as the first argument.
 RunLayers = Callable[[Any, Array, CallMemory, Array, int, int], tuple[Array, Kept]]
@@ -91,29 +91,39 @@ class OpenTokens(NamedTuple):
         return kept
 
 
-def make_tokens(module: nn.Module, config: ModelConfig) -> Array:
-    """Returns the learned tokens, a parameter."""
-    shape = (config.memory_tokens, config.d_model)
-    tokens_WD: Array = module.param("memory_tokens", weight(config, "WD"), shape)
-    return tokens_WD.astype(config.compute_dtype)
+class MemoryTokens(Kind):
+    """The paper's memory, and tokens."""
 
+    field = "memory_tokens"
+    by_segments = True
 
-def open_tokens(
-    memory: MemoryLike,
-    learned_WD: Array,
-    L: int,
-    first_BL: Array | None,
-    length_B: Array | None,
-    segment_len: int,
-) -> OpenTokens:
-    """Returns the memory for a call of L tokens, in segments of segment_len (0 = L)."""
-    assert isinstance(memory, TokenMemory), "use kinds.empty_memory"
-    B = len(memory.written_B)
-    if first_BL is None:
-        first_BL = jnp.zeros((B, L), bool)
-    if length_B is None:
-        length_B = jnp.full(B, L, jnp.int32)
-    return OpenTokens(memory, learned_WD, first_BL, length_B, segment_len or L)
+    def empty(self, batch_size: int) -> MemoryLike:
+        """Returns the initial memory."""
+        return TokenMemory.empty(self.config, batch_size)
+
+    def make_parameter(self, module: nn.Module) -> Array:
+        """Returns the learned tokens."""
+        config = self.config
+        shape = (config.memory_tokens, config.d_model)
+        tokens_WD: Array = module.param("memory_tokens", weight(config, "WD"), shape)
+        return tokens_WD.astype(config.compute_dtype)
+
+    def open(
+        self,
+        memory: TokenMemory,
+        parameter: Any,
+        L: int,
+        first_BL: Array | None,
+        length_B: Array | None,
+        segment_len: int,
+    ) -> OpenTokens:
+        """Returns the memory for a call of L tokens; `parameter` are learned tokens."""
+        B = len(memory.written_B)
+        if first_BL is None:
+            first_BL = jnp.zeros((B, L), bool)
+        if length_B is None:
+            length_B = jnp.full(B, L, jnp.int32)
+        return OpenTokens(memory, parameter, first_BL, length_B, segment_len or L)
 
 
 def with_memory_tokens(run_layers: RunLayers) -> RunLayers:

@@ -1,10 +1,14 @@
-"""The interface of a memory: for all layers, and for one layer's attention."""
+"""The interface of a memory: of a kind, of all layers, and of one layer's attention."""
 
+import abc
 from typing import Any, Protocol, Self, TypeVar
 
+import flax.linen as nn
 from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
+from txl_jax.model.config import ModelConfig
+from txl_jax.model.initializers import Layout, Params
 
 # What the memory of a layer keeps of a segment; `append` takes that of all layers.
 Kept = Any
@@ -20,12 +24,15 @@ class LayerMemory(Protocol):
         oldest get no gradient.
         """
 
-    def attend(self, own: Operands, h_BKD: Array, kernel: Kernel) -> tuple[Array, Kept]:
+    def attend(
+        self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
+    ) -> tuple[Array, Kept]:
         """Returns (o_BLHA, what `MemoryLike.append` takes) of a segment.
 
         own: keys and values are those of h_BKD, queries those of the segment. A memory
         that holds keys and values adds them, and their position terms. h_BKD are the
-        states `before` the segment, if any, and the layer's input. `kernel` takes keys
+        states `before` the segment, if any, and the layer's input, and x_BKD the same
+        as they are projected, with pre_lnorm normalized. `kernel` takes keys
         in the order of time, not yet rotated; a memory in another order has a kernel of
         its own.
         """
@@ -68,3 +75,89 @@ class MemoryLike(Protocol):
 
 
 AnyMemory = TypeVar("AnyMemory", bound=MemoryLike)
+
+
+class Kind(abc.ABC):
+    """A kind of memory, for the models of a config (`kinds.choose_kind`).
+
+    By default, the memory of training also serves evaluation and generation, and adds
+    neither parameters nor losses.
+    """
+
+    field = ""  # of ModelConfig, which is set for this kind; "" = the paper's
+    layout: Layout = "stacked"  # of fixed parameters
+    layer_axes: Any = 0  # of `CallMemory.layers`, in the scan over layers
+    # Whether the tokens of a stream may lie on several devices.
+    splits = False
+    # Whether results depend on where segments begin.
+    by_segments = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+
+    @property
+    def setting(self) -> str:
+        """The field and its value, for messages."""
+        return f"model.{self.field} = {getattr(self.config, self.field)}"
+
+    @abc.abstractmethod
+    def empty(self, batch_size: int) -> MemoryLike:
+        """Returns the initial memory of a training."""
+
+    def empty_fixed(
+        self, params: Params, batch_size: int, tgt_len: int, window_len: int = 0
+    ) -> MemoryLike:
+        """Returns the initial memory for calls of tgt_len tokens with fixed parameters.
+
+        `params` are laid out by `calls.fixed_model`. window_len: see `KeyValues`.
+        """
+        return self.empty(batch_size)
+
+    def one_token(self, params: Params, memory: Any) -> MemoryLike:
+        """Returns a memory of any number of tokens for calls of one token.
+
+        `params` are laid out by `calls.fixed_model`.
+        """
+        return memory
+
+    def make_parameter(self, module: nn.Module) -> Array | None:
+        """Returns the parameter that the kind adds outside the layers, if any."""
+        return None
+
+    def begin(
+        self, memory: AnyMemory, first_BL: Array | None
+    ) -> tuple[AnyMemory, Array | None]:
+        """Returns (memory, first_BL), changed where a segment starts a document."""
+        return memory, first_BL
+
+    def open(
+        self,
+        memory: Any,
+        parameter: Array | None,
+        L: int,
+        first_BL: Array | None,
+        length_B: Array | None,
+        segment_len: int,
+    ) -> CallMemory:
+        """Returns the memory as a call of L tokens reads it.
+
+        parameter: that of `make_parameter`.
+        """
+        return memory
+
+    def keep(
+        self, layer: Any, kept: Kept, h_BLD: Array, oldest_BL: Array, params: Params
+    ) -> Kept:
+        """Returns what a layer keeps; called inside the layer's module.
+
+        kept: as the layer's memory returned it. h_BLD: the layer's output. params: of
+        its attention.
+        """
+        return kept
+
+    def added_losses(self, memory: Any, tokens_B: Array) -> dict[str, Array]:
+        """Returns the losses of the memory beside the nll, by their names in metrics.
+
+        Each is a sum over streams, weighted by their scored tokens.
+        """
+        return {}

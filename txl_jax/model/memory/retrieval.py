@@ -30,8 +30,8 @@ from txl_jax.kernels.sharded import (
 )
 from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import normal
-from txl_jax.model.memory.cache import Memory
+from txl_jax.model.initializers import Layout, Params, normal
+from txl_jax.model.memory.cache import HiddenStates
 from txl_jax.model.memory.interval import count_filled, find_oldest
 from txl_jax.model.memory.protocol import Kept, LayerMemory, MemoryLike
 
@@ -58,14 +58,17 @@ class RetrievalMemory:
     start_B: Array
     stored_B: Array
     config: ModelConfig = flax.struct.field(pytree_node=False)
+    layout: Layout = flax.struct.field(pytree_node=False)
 
     @classmethod
-    def of(cls, config: ModelConfig, local: MemoryLike) -> "RetrievalMemory":
+    def of(
+        cls, config: ModelConfig, local: MemoryLike, layout: Layout
+    ) -> "RetrievalMemory":
         """Returns a local memory and an empty store."""
         B, T = len(local.filled_B), config.retrieval_len
         shape = (B, config.n_head, T, config.d_head)
         k_BHTA, none_B = jnp.zeros(shape, config.compute_dtype), jnp.zeros(B, jnp.int32)
-        return cls(local, k_BHTA, k_BHTA, none_B, none_B, config)
+        return cls(local, k_BHTA, k_BHTA, none_B, none_B, config, layout)
 
     @property
     def mem_len(self) -> int:
@@ -82,7 +85,7 @@ class RetrievalMemory:
     ) -> "RetrievalMemory":
         """Returns the memory after a call; `kept` is of all layers."""
         T, n = self.k_BHTA.shape[2], self.config.retrieval_index
-        if isinstance(self.local, Memory):
+        if self.layout == "stacked":
             kept, (k_NBLHA, v_NBLHA) = kept
             k_BLHA, v_BLHA = k_NBLHA[n], v_NBLHA[n]
         else:
@@ -127,7 +130,7 @@ class OpenStore(NamedTuple):
         local, config = self.memory.local, self.memory.config
         layers, n = local.layers, config.retrieval_index
         store = self._replace(memory=dataclasses.replace(self.memory, local=None))
-        if isinstance(local, Memory):
+        if self.memory.layout == "stacked":
             return RetrievalLayer(layers, jnp.arange(config.n_layer) == n, store)
         here = RetrievalLayer(layers[n], None, store)
         return *layers[:n], here, *layers[n + 1 :]
@@ -187,9 +190,11 @@ class RetrievalLayer(NamedTuple):
         """Returns the states of the local memory."""
         return self.local.before(h_BLD)
 
-    def attend(self, own: Operands, h_BKD: Array, kernel: Kernel) -> tuple[Array, Kept]:
+    def attend(
+        self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
+    ) -> tuple[Array, Kept]:
         """Returns (o_BLHA, (what the local memory keeps, the segment's (k, v)))."""
-        o_BLHA, kept = self.local.attend(own, h_BKD, kernel)
+        o_BLHA, kept = self.local.attend(own, h_BKD, x_BKD, kernel)
         L = own.q_BLHA.shape[1]
         k_BLHA = jax.lax.stop_gradient(own.k_BKHA[:, -L:])
         v_BLHA = jax.lax.stop_gradient(own.v_BKHA[:, -L:])
@@ -270,29 +275,48 @@ def normalize(x_BLHA: Array) -> Array:
     return (x * jax.lax.rsqrt(mean_square + 1e-6)).astype(x_BLHA.dtype)
 
 
-def layer_axes(config: ModelConfig) -> Any:
-    """Returns the axes of the layers' memories in the scan over layers."""
-    if not config.retrieval_len:
-        return 0
-    axes: Any = RetrievalLayer
-    return axes(0, 0, nn.broadcast)
+class Retrieval(HiddenStates):
+    """The paper's memory, and a store that one layer reads."""
 
+    field = "retrieval_len"
+    splits = False
+    layer_axes = RetrievalLayer(0, 0, nn.broadcast)  # type: ignore[arg-type]
 
-def make_gate(module: nn.Module, config: ModelConfig) -> Array:
-    """Returns the logits of the gates, a parameter."""
-    init = normal(0, "H", mean=INITIAL_GATE)
-    gate_H: Array = module.param("retrieval_gate", init, (config.n_head,))
-    return gate_H
+    def empty(self, batch_size: int) -> MemoryLike:
+        """Returns hidden states and a store."""
+        return RetrievalMemory.of(self.config, super().empty(batch_size), "stacked")
 
+    def empty_fixed(
+        self, params: Params, batch_size: int, tgt_len: int, window_len: int = 0
+    ) -> MemoryLike:
+        """Returns keys and values and a store; see `Kind`."""
+        local = super().empty_fixed(params, batch_size, tgt_len, window_len)
+        return RetrievalMemory.of(self.config, local, self.layout)
 
-def open_store(
-    memory: MemoryLike, gate_H: Array, first_BL: Array | None, L: int
-) -> OpenStore:
-    """Returns the memory for a call of L tokens."""
-    assert isinstance(memory, RetrievalMemory), "use kinds.empty_memory"
-    T, M, start_B = memory.k_BHTA.shape[2], memory.mem_len, memory.start_B
-    time_BT = (jnp.arange(T) - start_B[:, None]) % T + M - T
-    time_BL = jnp.broadcast_to(M + jnp.arange(L), (len(start_B), L))
-    oldest_BL = find_oldest(memory.stored_B, first_BL, T, L, T + 1) + M - T
-    time_BX = jnp.concatenate([time_BT, time_BL], axis=1)
-    return OpenStore(memory, gate_H, time_BX, oldest_BL)
+    def one_token(self, params: Params, memory: RetrievalMemory) -> MemoryLike:
+        """Returns the memory with rings of keys and values."""
+        local = super().one_token(params, memory.local)
+        return dataclasses.replace(memory, local=local)
+
+    def make_parameter(self, module: nn.Module) -> Array:
+        """Returns the logits of the gates."""
+        init = normal(0, "H", mean=INITIAL_GATE)
+        gate_H: Array = module.param("retrieval_gate", init, (self.config.n_head,))
+        return gate_H
+
+    def open(
+        self,
+        memory: RetrievalMemory,
+        parameter: Any,
+        L: int,
+        first_BL: Array | None,
+        length_B: Array | None,
+        segment_len: int,
+    ) -> OpenStore:
+        """Returns the memory for a call of L tokens; `parameter` are the gates."""
+        T, M, start_B = memory.k_BHTA.shape[2], memory.mem_len, memory.start_B
+        time_BT = (jnp.arange(T) - start_B[:, None]) % T + M - T
+        time_BL = jnp.broadcast_to(M + jnp.arange(L), (len(start_B), L))
+        oldest_BL = find_oldest(memory.stored_B, first_BL, T, L, T + 1) + M - T
+        time_BX = jnp.concatenate([time_BT, time_BL], axis=1)
+        return OpenStore(memory, parameter, time_BX, oldest_BL)

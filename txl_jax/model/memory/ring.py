@@ -106,7 +106,9 @@ class RingLayer(NamedTuple):
     def before(self, h_BLD: Array) -> None:
         """There are no states to project."""
 
-    def attend(self, own: Operands, h_BKD: Array, kernel: Kernel) -> tuple[Array, Ring]:
+    def attend(
+        self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
+    ) -> tuple[Array, Ring]:
         """Returns (o_B1HA, the ring with the new token)."""
         k_B1HA, v_B1HA = own.k_BKHA, own.v_BKHA
         # The ring has more slots than the memory has tokens.
@@ -124,6 +126,19 @@ class RingLayer(NamedTuple):
 
         k_BHAM, v_BHAM = put(self.ring.k_BHAM, k_B1HA), put(self.ring.v_BHAM, v_B1HA)
         return o_B1HA, self.ring._replace(k_BHAM=k_BHAM, v_BHAM=v_BHAM)
+
+    def leaving(self, own: Operands, kept: Ring) -> tuple[Array, Array]:
+        """Returns what `cache.CacheLayer.leaving` does, not rotated."""
+        slot = (self.slot - self.mem_len) % kept.k_BHAM.shape[3]
+
+        def take(x_BHAM: Array) -> Array:
+            x_BHA1 = jax.lax.dynamic_slice_in_dim(x_BHAM, slot, 1, axis=3)
+            return jnp.moveaxis(x_BHA1, 3, 1)
+
+        k_B1HA, v_B1HA = take(kept.k_BHAM), take(kept.v_BHAM)
+        if self.rotate is not None:
+            k_B1HA = self.rotate(k_B1HA, -slot[None])
+        return k_B1HA, v_B1HA
 
 
 @flax.struct.dataclass
