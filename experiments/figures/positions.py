@@ -60,18 +60,18 @@ def order_confusion(config: ModelConfig, params: Any, tokens_B3L: np.ndarray) ->
     # A config with absolute positions may not set mem_len, but can read any memory.
     empty = Memory.empty(config, B, mem_len=2 * L)
 
-    def read(tokens_BL: Array, memory: Memory) -> tuple[Array, Memory]:
+    def predict(tokens_BL: Array, memory: Memory) -> tuple[Array, Memory]:
         return model.apply(variables, tokens_BL, memory, method="logits")  # type: ignore
 
     @jax.jit
     def compare(tokens_B3L: Array) -> Array:
         memory = empty
         for begin in (0, L):
-            _, memory = read(tokens_B3L[:, begin : begin + L], memory)
+            _, memory = predict(tokens_B3L[:, begin : begin + L], memory)
         h_NBMD = jnp.roll(memory.h_NBMD, L, axis=2)
         exchanged = dataclasses.replace(memory, h_NBMD=h_NBMD)
         one_BLV, other_BLV = (
-            read(tokens_B3L[:, 2 * L :], each)[0] for each in (memory, exchanged)
+            predict(tokens_B3L[:, 2 * L :], each)[0] for each in (memory, exchanged)
         )
         return jnp.mean(jnp.abs(one_BLV - other_BLV))
 

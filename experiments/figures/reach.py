@@ -80,7 +80,7 @@ def measure_changes(
     """
     model = TransformerXL(config)
 
-    def read(tokens_T: Array) -> Array:
+    def last_outputs(tokens_T: Array) -> Array:
         """Returns each layer's output at the last token, [N, D]."""
 
         def segment(memory: Memory, tokens_L: Array) -> tuple[Memory, Array]:
@@ -98,7 +98,9 @@ def measure_changes(
     texts_XT = np.tile(tokens_T, (T + 1, 1))
     place_T = T - 1 - np.arange(T)
     texts_XT[np.arange(T), place_T] = (tokens_T[place_T] + 1) % config.vocab_size
-    output_XND = np.asarray(jax.jit(functools.partial(jax.lax.map, read))(texts_XT))
+    output_XND = np.asarray(
+        jax.jit(functools.partial(jax.lax.map, last_outputs))(texts_XT)
+    )
     return np.abs(output_XND[:-1] - output_XND[-1]).max(axis=-1).T
 
 

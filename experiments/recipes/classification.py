@@ -64,7 +64,7 @@ def describe(loaded: txl_jax.Loaded, tokens_PT: np.ndarray) -> np.ndarray:
     """Returns features_PX from the newest states in the memory after each segment."""
 
     @jax.jit
-    def read(params: dict, tokens_BL: Array, memory: txl_jax.Memory) -> tuple:
+    def moments_of(params: dict, tokens_BL: Array, memory: txl_jax.Memory) -> tuple:
         found: Any = loaded.model.apply({"params": params}, tokens_BL, memory)
         hidden_BLD, memory = found
         h_NBLD = jnp.concatenate([memory.h_NBMD[:, :, -SEGMENT:], hidden_BLD[None]])
@@ -76,7 +76,7 @@ def describe(loaded: txl_jax.Loaded, tokens_PT: np.ndarray) -> np.ndarray:
         memory = txl_jax.Memory.empty(loaded.config.model, len(tokens_BT))
         moments = []
         for tokens_BL in np.split(tokens_BT, tokens_BT.shape[1] // SEGMENT, axis=1):
-            *both, memory = read(loaded.params, tokens_BL, memory)
+            *both, memory = moments_of(loaded.params, tokens_BL, memory)
             moments.append(both)
         mean_NBD, square_NBD = np.mean(moments, axis=0)
         std_NBD = np.sqrt(square_NBD - mean_NBD**2)

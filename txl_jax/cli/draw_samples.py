@@ -67,19 +67,10 @@ def draw_samples(
         )
     most = max(map(len, prompts)) + options.num_tokens
     warn_of_rotations(config, "generate", most)
-    drawn = texts.draw(
-        config.model,
-        loaded.params,
-        vocab,
-        options,
-        prompts,
-        show,
-        Reading(
-            config.eval.ext_len + config.eval.tgt_len,
-            config.eval.segments_per_step,
-            loaded.mesh,
-        ),
-    )
+    window = config.eval.ext_len + config.eval.tgt_len
+    reading = Reading(window, config.eval.segments_per_step, loaded.mesh)
+    model = config.model, loaded.params, vocab
+    drawn = texts.draw(*model, options, prompts, show, reading)
     samples: list[texts.Sample] = []
     with json_lines("" if arrays else options.output, "generate.output") as append:
         for sample in drawn:
