@@ -110,8 +110,7 @@ def root_mean_squares(
     add = functools.partial(add_squares, model_config)
     program = Program("the gradients of segments", add, carries=True, donates=True)
     carry = beside_memory(model_config, params, jnp.zeros_like)
-    placed = map(functools.partial(place_segments, mesh), segments)
-    for after, _ in run_calls(program, carry, params, placed):
+    for after, _ in run_calls(program, mesh, carry, params, segments):
         carry = after
     return to_roots(carry[0])
 
@@ -139,8 +138,7 @@ class Adaptation:
         rms: Params | None,
     ) -> None:
         self.model = model_without_dropout(model_config, config)
-        self.config, self.rms = config, rms
-        self.place = functools.partial(place_segments, mesh)
+        self.config, self.mesh, self.rms = config, mesh, rms
         adapt_model = functools.partial(adapt, self.model)
         self.program = Program(
             "the dynamic evaluation step", adapt_model, carries=True, donates=True
@@ -162,11 +160,11 @@ class Adaptation:
 
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
         """Compiles what `read` runs for these parameters and segments."""
-        first = self.place(next(iter(segments)))
+        first = place_segments(self.mesh, next(iter(segments)))
         self.program.compile(*self._start(params), first)
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Array]:
         """Yields the nll, in nats, of every segment; `params` keep their values."""
-        placed = map(self.place, segments)
-        calls = run_calls(self.program, *self._start(params), placed)
+        carry, rule = self._start(params)
+        calls = run_calls(self.program, self.mesh, carry, rule, segments)
         return (nll for _, nll in calls)

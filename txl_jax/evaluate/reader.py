@@ -4,7 +4,6 @@ All evaluators share this loop; they differ only in the output of a segment.
 """
 
 import collections
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -77,17 +76,21 @@ def join_calls(segments: Iterable[Segment], count: int) -> Iterator[Segment]:
 
 
 def run_calls(
-    program: Program, carry: Any, fixed: Any, segments: Iterable[Segment]
+    program: Program,
+    mesh: Mesh | None,
+    carry: Any,
+    fixed: Any,
+    segments: Iterable[Segment],
 ) -> Iterator[tuple[Any, Outputs]]:
     """Yields (carry, outputs) of every call of a program (carry, fixed, segments).
 
     At most AHEAD calls are still computed: the host prepares the next one meanwhile,
     but neither its bar nor the end that a signal asks for is far from what the devices
-    do.
+    do. Without a mesh, computation follows the devices of the carry.
     """
     pending: collections.deque[Outputs] = collections.deque()
     for segment in segments:
-        carry, outputs = program(carry, fixed, segment)
+        carry, outputs = program(carry, fixed, place_segments(mesh, segment))
         pending.append(outputs)
         if len(pending) > AHEAD:
             jax.block_until_ready(pending.popleft())
@@ -151,7 +154,8 @@ class Reader:
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
         """Compiles what `read` runs for these parameters and segments."""
         params = self.unstack(params)
-        self.step.compile(self.empty(params), params, next(self._calls(segments)))
+        first = place_segments(self.mesh, next(join_calls(segments, self.segments)))
+        self.step.compile(self.empty(params), params, first)
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
         """Yields `outputs` for the model's own, stacked parameters."""
@@ -166,14 +170,5 @@ class Reader:
         self, memory: Any, params: Params, segments: Iterable[Segment]
     ) -> Iterator[tuple[Any, Outputs]]:
         """Yields (memory, outputs) of every call, for unstacked parameters."""
-        return run_calls(self.step, memory, params, self._calls(segments))
-
-    def _calls(self, segments: Iterable[Segment]) -> Iterator[Segment]:
-        """Yields the segments of every call; those of host arrays are this process's.
-
-        Without a mesh, computation follows the devices of the memory.
-        """
         joined = join_calls(segments, self.segments)
-        if self.mesh is None:
-            return joined
-        return map(functools.partial(place_segments, self.mesh), joined)
+        return run_calls(self.step, self.mesh, memory, params, joined)

@@ -64,7 +64,6 @@ class TrainState:
 
 
 Metrics = dict[str, Array]  # by name; [U] for the updates of a call
-# (state, segments) -> (state, metrics).
 TrainStep = Callable[[TrainState, Segment], tuple[TrainState, Metrics]]
 
 

@@ -1,11 +1,9 @@
-"""The training step: a call to the devices that makes U updates.
+"""The training step: U updates in a call to the devices, of G segments each.
 
-The call has S = U G segments, read one after the other with a memory. Each update is
-made by the sum of the gradients of G = train.segments_per_update segments, normally
-one. With train.gradient_segments above 1, that many are first joined into one long
-segment, inside which gradients pass through the memory. With train.batch_chunk = C, a
-segment is computed in chunks of B / C streams. (Elsewhere, G is the number of rare
-clusters.)
+The memory passes from segment to segment. Normally, G = train.segments_per_update = 1.
+With train.gradient_segments above 1, that many are first joined into one long segment,
+inside which gradients pass through the memory. With train.batch_chunk = C, a segment is
+computed in chunks of B / C streams. (Elsewhere, G is the number of rare clusters.)
 """
 
 import dataclasses
@@ -43,32 +41,6 @@ REASONS = (
     "its loss is not finite",
     "the norm of its gradient is not finite",
 )
-
-
-def split_streams(x: Array, axis: int, C: int) -> Array:
-    """Returns x [.., B, ..] as C chunks [C, .., B / C, ..]; chunk c has streams c::C.
-
-    Strided, so that every chunk takes its part of every shard of the streams and no
-    stream moves between devices.
-    """
-    shape = (*x.shape[:axis], x.shape[axis] // C, C, *x.shape[axis + 1 :])
-    return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
-
-
-def join_streams(x: Array, axis: int) -> Array:
-    """Returns the array whose chunks `split_streams` returned."""
-    x = jnp.moveaxis(x, 0, axis + 1)
-    B = x.shape[axis] * x.shape[axis + 1]
-    return x.reshape(*x.shape[:axis], B, *x.shape[axis + 2 :])
-
-
-def stream_dimension(tree: Tree) -> Tree:
-    """Returns each array's dimension of streams, by the letters of its name."""
-    return jax.tree.map(
-        lambda spec: tuple(spec).index("B"),
-        letters(tree),
-        is_leaf=lambda spec: isinstance(spec, PartitionSpec),
-    )
 
 
 class Sums(NamedTuple):
@@ -126,42 +98,64 @@ def sum_gradients(
     added = dict.fromkeys(kind.added_losses(memory, zero), zero)
     zeros = jax.tree.map(jnp.zeros_like, params if J * C > 1 else used)
     carry = Sums(zero, zero, added, zeros), memory
-    add_segment: Add = over_chunks(add, C) if C > 1 else add
+    add_segment: Add = functools.partial(over_chunks, add, C) if C > 1 else add
     if J > 1:
-        return over_segments(add_segment)(carry, segments, key)
+        return over_segments(add_segment, carry, segments, key)
     return add_segment(carry, only(segments), jax.random.fold_in(key, 0))
 
 
-def over_segments(add: Add) -> Add:
-    """Returns `add` of several segments; the memory passes from one to the next."""
+def over_segments(add: Add, carry: Carry, segments: Segment, key: Array) -> Carry:
+    """Adds several segments; the memory passes from one to the next."""
 
-    def add_all(carry: Carry, segments: Segment, key: Array) -> Carry:
-        def add_one(carry: Carry, xs: tuple[Array, OneSegment]) -> tuple[Carry, None]:
-            j, segment = xs
-            return add(carry, segment, jax.random.fold_in(key, j)), None
+    def add_one(carry: Carry, xs: tuple[Array, OneSegment]) -> tuple[Carry, None]:
+        j, segment = xs
+        return add(carry, segment, jax.random.fold_in(key, j)), None
 
-        xs = jnp.arange(len(segments.length_SB)), OneSegment._make(segments)
-        return jax.lax.scan(add_one, carry, xs)[0]
-
-    return add_all
+    xs = jnp.arange(len(segments.length_SB)), OneSegment._make(segments)
+    return jax.lax.scan(add_one, carry, xs)[0]
 
 
-def over_chunks(add: Add, C: int) -> Add:
-    """Returns `add` of a segment in C chunks of its streams, which saves memory."""
+def over_chunks(
+    add: Add, C: int, carry: Carry, segment: OneSegment, key: Array
+) -> Carry:
+    """Adds a segment in C chunks of its streams, which saves memory."""
+
+    def add_one(total: Sums, xs: tuple[Array, MemoryLike, OneSegment]) -> Carry:
+        c, memory, segment = xs
+        return add((total, memory), segment, key, c)
+
+    total, memory = carry
+    axes = stream_dimension((memory, segment))
     split = functools.partial(split_streams, C=C)
+    xs = jnp.arange(C), *jax.tree.map(split, (memory, segment), axes)
+    total, memory = jax.lax.scan(add_one, total, xs)
+    return total, jax.tree.map(join_streams, memory, axes[0])
 
-    def add_chunks(carry: Carry, segment: OneSegment, key: Array) -> Carry:
-        def add_one(total: Sums, xs: tuple[Array, MemoryLike, OneSegment]) -> Carry:
-            c, memory, segment = xs
-            return add((total, memory), segment, key, c)
 
-        total, memory = carry
-        axes = stream_dimension((memory, segment))
-        chunks = jax.tree.map(split, (memory, segment), axes)
-        total, memory = jax.lax.scan(add_one, total, (jnp.arange(C), *chunks))
-        return total, jax.tree.map(join_streams, memory, axes[0])
+def stream_dimension(tree: Tree) -> Tree:
+    """Returns each array's dimension of streams, by the letters of its name."""
+    return jax.tree.map(
+        lambda spec: tuple(spec).index("B"),
+        letters(tree),
+        is_leaf=lambda spec: isinstance(spec, PartitionSpec),
+    )
 
-    return add_chunks
+
+def split_streams(x: Array, axis: int, C: int) -> Array:
+    """Returns x [.., B, ..] as C chunks [C, .., B / C, ..]; chunk c has streams c::C.
+
+    Strided, so that every chunk takes its part of every shard of the streams and no
+    stream moves between devices.
+    """
+    shape = (*x.shape[:axis], x.shape[axis] // C, C, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
+
+
+def join_streams(x: Array, axis: int) -> Array:
+    """Returns the array whose chunks `split_streams` returned."""
+    x = jnp.moveaxis(x, 0, axis + 1)
+    B = x.shape[axis] * x.shape[axis + 1]
+    return x.reshape(*x.shape[:axis], B, *x.shape[axis + 2 :])
 
 
 def cast_layers(params: Params, dtype: DTypeLike) -> Params:
@@ -286,17 +280,15 @@ def make_train_step(
             "skipped_in_row": state.skipped_in_row,
         }
 
-    return over_updates(update, config.segments_per_update)
+    return functools.partial(over_updates, update, config.segments_per_update)
 
 
-def over_updates(update: TrainStep, G: int) -> TrainStep:
-    """Returns a step of S / G updates; `update` makes one, of G segments."""
-
-    def train_step(state: TrainState, segments: Segment) -> tuple[TrainState, Metrics]:
-        each = jax.tree.map(lambda x: x.reshape(-1, G, *x.shape[1:]), segments)
-        return jax.lax.scan(update, state, each)
-
-    return train_step
+def over_updates(
+    update: TrainStep, G: int, state: TrainState, segments: Segment
+) -> tuple[TrainState, Metrics]:
+    """Makes an update of every G segments, in one scan."""
+    each = jax.tree.map(lambda x: x.reshape(-1, G, *x.shape[1:]), segments)
+    return jax.lax.scan(update, state, each)
 
 
 def make_updater(
