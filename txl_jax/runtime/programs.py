@@ -68,9 +68,9 @@ class Program:
             try:
                 with self.timed():
                     self.compiled[shapes] = self.lower(*args).compile(self.options)
+                    distributed.wait_for_all()
             finally:
                 notice.cancel()
-            distributed.wait_for_all()
         return self.compiled[shapes]
 
     def __call__(self, *args: Any) -> Any:
