@@ -20,7 +20,6 @@ import pytest
 from txl_jax import train as loop
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.options import CheckpointConfig
-from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
 from txl_jax.model.config import ModelConfig
@@ -31,7 +30,7 @@ from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.preemption import Stop
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import sharding
-from txl_jax.train import Training
+from txl_jax.train import Training, make_streams
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Average, TrainState, Updater
 

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.save_restore import Checkpoints
 from txl_jax.config import Config
+from txl_jax.data.options import SLACK
 from txl_jax.data.prefetch import prefetch
-from txl_jax.data.streams import Position
-from txl_jax.errors import BadNumbers, Interrupted
-from txl_jax.evaluate.perplexity import ShowProgress
+from txl_jax.data.streams import OFF, Position, Streams
+from txl_jax.errors import BadNumbers, Interrupted, UserError
+from txl_jax.evaluate.perplexity import Evaluate, ShowProgress, make_evaluate
 from txl_jax.model.flops import needed_flops
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
@@ -26,9 +28,10 @@ from txl_jax.report.viewers import Events
 from txl_jax.runtime import distributed, preemption
 from txl_jax.runtime.programs import Program, record_loops
 from txl_jax.runtime.storage import Json
-from txl_jax.sharding.rules import place_segments
-from txl_jax.update.state import Metrics, TrainState, Updater
-from txl_jax.update.step import REASONS
+from txl_jax.sharding.rules import abstract, check_streams, host_rows, place_segments
+from txl_jax.update.state import Metrics, TrainState, Updater, abstract_segments
+from txl_jax.update.step import REASONS, make_updater
+from txl_jax.workdir.fit import NO_TOKENS, TokenIds
 from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.staging import Staging
 
@@ -48,6 +51,82 @@ class Training(NamedTuple):
     # The mean nll in nats of the validation split.
     mean_nll: Callable[[Params, ShowProgress], float]
     params: Params | None = None  # that a fresh run starts from; None = random ones
+
+
+def make_training(
+    config: Config,
+    mesh: Mesh,
+    train_tokens: np.ndarray,
+    valid_tokens: np.ndarray,
+    ids: TokenIds,
+) -> tuple[Training, Evaluate]:
+    """Returns what updates need, without their start, and how to evaluate a split."""
+    updater = make_updater(config.model, config.train, config.optim, mesh)
+    rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
+    evaluate = make_evaluate(
+        config.model, config.eval, mesh, reset_memory_at=ids.eval_reset
+    )
+    streams = make_streams(config, train_tokens, rows, ids)
+    training = Training(
+        config=config,
+        mesh=mesh,
+        updater=updater,
+        read_batch=streams.batch,
+        mean_nll=lambda params, show: evaluate(params, valid_tokens, show)["nll"],
+    )
+    return training, evaluate
+
+
+def make_streams(
+    config: Config,
+    tokens: np.ndarray,
+    rows: slice | np.ndarray,
+    ids: TokenIds = NO_TOKENS,
+) -> Streams:
+    """Returns the streams `rows` of the training text."""
+    train, types = config.train, config.model.vocab_size
+    if train.score_from >= types:
+        raise UserError(
+            f"train.score_from = {train.score_from} must be below the vocabulary's "
+            f"size, {types}: no target would be scored"
+        )
+    if train.reset_memory_at and ids.train_reset == OFF:
+        raise UserError(
+            f"train.reset_memory_at = {train.reset_memory_at!r} needs the token's id"
+        )
+    return Streams(
+        tokens,
+        train.batch_size,
+        train.tgt_len,
+        rows=rows,
+        ext_len=train.ext_len,
+        reset_memory_at=ids.train_reset,
+        roll=train.order == "roll",
+        varlen=train.varlen,
+        half_loss=train.half_loss,
+        score_from=train.score_from,
+        seed=train.seed,
+        sentence_end=ids.sentence_end,
+        field="train.batch_size",
+    )
+
+
+def step_arguments(
+    config: Config, mesh: Mesh, updater: Updater
+) -> tuple[TrainState, Segment]:
+    """Returns the shapes of the training step's arguments.
+
+    Raises UserError if the streams of a chunk do not divide over the mesh.
+    """
+    train = config.train
+    L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
+    S = train.segments_per_update
+    S *= train.updates_of_call(config.checkpoint.every_steps)
+    segments = abstract_segments(mesh, S, train.batch_size, L)
+    streams = train.batch_size // train.batch_chunk
+    check_streams(mesh, streams, "train.batch_size / batch_chunk")
+    state = abstract(jax.eval_shape(updater.init), updater.shardings)
+    return state, segments
 
 
 def train(

@@ -26,7 +26,7 @@ from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.kernels.tpu import fused
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.workdir.load import like_params
+from txl_jax.update.state import abstract_segments, like_params
 
 L, M = 80, 2100
 
@@ -52,7 +52,7 @@ def main() -> None:
         params = lower.abstract_result(reader.unstack, like_params(model, mesh))
         memory = lower.abstract_result(reader.empty, params)
     T = L * reader.segments
-    segments = lower.abstract_segments(mesh, 1, 1, T)
+    segments = abstract_segments(mesh, 1, 1, T)
     done = lower.compile_step_for(mesh, reader.step, memory, params, segments)
     assert done.program
     program = hlo.HloProgram(done.program.as_text() or "")

@@ -10,11 +10,10 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import subject
-from txl_jax.checkpoint import save_restore
 from txl_jax.data.streams import Position, Streams
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding.rules import place_segments
+from txl_jax.sharding.rules import abstract, place_segments
 from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import init_state
@@ -80,7 +79,7 @@ class Step:
             donate_argnums=0,
             out_shardings=(self.places, None),
         )
-        like = save_restore.abstract(jax.eval_shape(self.init), self.places)
+        like = abstract(jax.eval_shape(self.init), self.places)
         self.compiled = subject.Compiled(step, like, self.segments)
         return self.compiled
 

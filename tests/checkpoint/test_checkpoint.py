@@ -21,7 +21,7 @@ from txl_jax.data.streams import Position
 from txl_jax.model.memory import Memory
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.sharding.rules import letters, shardings
+from txl_jax.sharding.rules import abstract, letters, shardings
 from txl_jax.update.optim import make_optimizer
 from txl_jax.update.options import OptimConfig
 from txl_jax.update.state import Average, TrainState
@@ -58,7 +58,7 @@ def make_state(seed: int, mem_len: int = 3, averages: bool = False) -> TrainStat
 
 def like(state: Any) -> Any:
     places = jax.tree.map(lambda x: x.sharding, state)
-    return save_restore.abstract(jax.eval_shape(lambda: state), places)
+    return abstract(jax.eval_shape(lambda: state), places)
 
 
 def assert_same(got: Any, expected: Any) -> None:

@@ -13,7 +13,6 @@ import pytest
 from experiments.recipes.tasks import main as write_task
 from tests.support.refusal import refused
 from txl_jax import config as configs
-from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.streams import Position
@@ -21,6 +20,7 @@ from txl_jax.data.tokens import prepare
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper import tasks
 from txl_jax.paper.tasks import FIRST_ANSWER, Copying, MultiQuery, Recall
+from txl_jax.train import make_streams
 from txl_jax.update.options import TrainConfig
 
 TASK = Copying(12, 5, 4)

@@ -16,7 +16,6 @@ import pytest
 from tests.support import tiny
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.options import CheckpointConfig
-from txl_jax.cli.plan import make_streams
 from txl_jax.config import Config
 from txl_jax.data.streams import OFF, Position
 from txl_jax.evaluate.options import EvalConfig
@@ -25,7 +24,8 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.runtime.programs import Program
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.sharding.rules import host_rows, place_segments
+from txl_jax.sharding.rules import abstract, host_rows, place_segments
+from txl_jax.train import make_streams
 from txl_jax.update import optim
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import TrainState
@@ -107,7 +107,7 @@ class Run:
         quick = jax.config.values["jax_disable_most_optimizations"]
         options: Any = {} if quick else tiny.OPTIMIZED
         self.step = Program("", step, carries=True, donates=True, options=options)
-        self.like = save_restore.abstract(jax.eval_shape(self.init), places)
+        self.like = abstract(jax.eval_shape(self.init), places)
         rows = host_rows(self.mesh, config.train.batch_size, "train.batch_size")
         ids = TokenIds(int(config.train.reset_memory_at or OFF))
         self.streams = make_streams(config, TEXT, rows, ids)

@@ -8,19 +8,19 @@ import jax
 import pytest
 
 from txl_jax.report import provenance
-from txl_jax.report.provenance import EXACT, differences, git_revision
+from txl_jax.report.provenance import EXACT, describe_changes, git_revision
 
 
 def test_only_differences_that_may_change_bits_are_reported() -> None:
     output = provenance.start({"train": {"seed": 7}})
     assert json.loads(json.dumps(output)) == output
     assert output["versions"]["jax"] == jax.__version__
-    assert set(EXACT) <= set(output) and differences(output, output) == []
+    assert set(EXACT) <= set(output) and describe_changes(output, output) == []
     later = output | {"git_revision": "other", "device_count": 4096}
     was = output["device_count"]
-    assert differences(output, later) == [f"device_count was {was}, is now 4096"]
+    assert describe_changes(output, later) == [f"device_count was {was}, is now 4096"]
     versions = output["versions"] | {"jax": "99.0"}
-    (difference,) = differences(output, output | {"versions": versions})
+    (difference,) = describe_changes(output, output | {"versions": versions})
     assert difference.startswith("versions was ") and "99.0" in difference
 
 

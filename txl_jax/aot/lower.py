@@ -20,11 +20,9 @@ from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
-from txl_jax.checkpoint.save_restore import abstract
 from txl_jax.errors import UserError, require_one_of
-from txl_jax.model.segment import Segment
 from txl_jax.runtime.programs import Program
-from txl_jax.sharding.rules import sharding
+from txl_jax.sharding.rules import abstract
 
 GIB = 2**30
 
@@ -121,18 +119,6 @@ class Compiled(NamedTuple):
     def fits(self) -> bool:
         """True if the step fits into the memory of its devices."""
         return self.program is not None
-
-
-def abstract_segments(mesh: Mesh, S: int, B: int, L: int) -> Segment:
-    """Returns the shapes and shardings of a batch of segments on the mesh."""
-
-    def array(dtype: str, *shape: int) -> Any:
-        place = sharding(mesh, "SBL"[: len(shape)])
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-
-    tokens_SBL, first_SBL = array("int32", S, B, L), array("bool", S, B, L)
-    weights_SBL, length_SB = array("float32", S, B, L), array("int32", S, B)
-    return Segment(tokens_SBL, tokens_SBL, weights_SBL, first_SBL, length_SB)
 
 
 def abstract_result(function: jax.stages.Wrapped, *args: object) -> Any:

@@ -26,13 +26,14 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers, type_handlers
 
 from txl_jax.checkpoint import manifest as manifests
-from txl_jax.checkpoint.manifest import Damaged, Imported, Items, Manifest, Tree
+from txl_jax.checkpoint.manifest import Damaged, Imported, Items, Manifest
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.model.initializers import Params
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, storage
+from txl_jax.sharding.rules import abstract
 from txl_jax.update.state import Average, TrainState, Updater
 
 COMMITTED = "commit_success.txt"  # on gs://, the file that orbax writes last
@@ -382,6 +383,27 @@ def read_manifests(folder: Path) -> tuple[dict[int, Manifest], dict[int, Damaged
     return found, damaged
 
 
+def has_checkpoint(workdir: Path, like: Params) -> bool:
+    """Returns whether a run continues from a checkpoint; writes nothing.
+
+    Raises UserError if every checkpoint is damaged or the newest does not fit `like`.
+    """
+    folder = find_folder(workdir)
+    saved, damaged = read_manifests(folder)
+    if saved:
+        newest = saved[max(saved)]
+        if newest.position is None:
+            raise Imported(workdir)
+        manifests.check_arrays(newest, {"params": like})
+        return True
+    for error in damaged.values():
+        raise UserError(
+            f"no checkpoint in {folder} can be restored ({error}): restore one "
+            "from a backup, or give another --workdir to start from scratch"
+        ) from error
+    return False
+
+
 def find_checkpoint(folder: Path, which: str) -> Manifest:
     """Returns the manifest of the checkpoint `which`, a value of eval.checkpoint.
 
@@ -475,15 +497,6 @@ def _read(folder: Path, manifest: Manifest, like: Items) -> Items:
 def shapes(params: Params) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of parameters by names like "layers/attention/q"."""
     return {name: tuple(leaf.shape) for name, leaf in manifests.named_leaves(params)}
-
-
-def abstract(arrays: Tree, shardings: Tree) -> Tree:
-    """Returns a tree of `ShapeDtypeStruct` with shardings, as `restore` expects."""
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        arrays,
-        shardings,
-    )
 
 
 def _items(state: TrainState) -> Items:

@@ -13,7 +13,6 @@ import jax
 
 from txl_jax.aot import lower
 from txl_jax.aot.lower import Compiled, Slices
-from txl_jax.cli.plan import step_arguments
 from txl_jax.config import Config
 from txl_jax.errors import SAVINGS, UserError
 from txl_jax.evaluate.options import evaluation_model
@@ -24,9 +23,10 @@ from txl_jax.runtime.programs import Program
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams
+from txl_jax.train import step_arguments
+from txl_jax.update.state import abstract_segments, like_params
 from txl_jax.update.step import make_updater
 from txl_jax.workdir.fit import find_vocab, fit_mesh
-from txl_jax.workdir.load import like_params
 
 
 class Steps(NamedTuple):
@@ -172,5 +172,5 @@ def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:
     with jax.set_mesh(mesh):
         params = lower.abstract_result(reader.unstack, params)
         memory = lower.abstract_result(reader.empty, params)
-    segment = lower.abstract_segments(mesh, 1, B, reader.tgt_len * reader.segments)
+    segment = abstract_segments(mesh, 1, B, reader.tgt_len * reader.segments)
     return lower.compile_step_for(mesh, reader.step, memory, params, segment)

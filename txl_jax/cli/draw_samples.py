@@ -7,10 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from txl_jax.config import Config
 from txl_jax.data.number import NumberVocab
 from txl_jax.data.tokens import Tokens, prepare
-from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError, printable
 from txl_jax.generate import texts
 from txl_jax.generate.sampler import Reading
@@ -58,7 +56,10 @@ def draw_samples(
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.generate
     if options.context_tokens:
         tokens = tokens or prepare(config.data, vocab, loaded.trained_on)
-    prompts = find_prompts(config, vocab, tokens)
+        text_T, split = tokens.split(config.eval.split), config.eval.split
+        prompts = texts.draw_contexts(options, text_T, split)
+    else:
+        prompts = texts.read_prompts(options, vocab)
     arrays = options.output.endswith(".npy")
     if arrays and (vocab.kind != NumberVocab.kind or len({*map(len, prompts)}) > 1):
         raise UserError(
@@ -84,16 +85,6 @@ def draw_samples(
         with writing(options.output, "generate.output") as target:
             np.save(target, rows[0] if len(rows) == 1 else np.stack(rows))
     return samples
-
-
-def find_prompts(
-    config: Config, vocab: Vocab, tokens: Tokens | None
-) -> list[np.ndarray]:
-    """Returns the tokens that each sample continues; raises UserError."""
-    if not (config.generate.context_tokens and tokens):
-        return texts.read_prompts(config.generate, vocab)
-    text_T = tokens.split(config.eval.split)
-    return texts.draw_contexts(config.generate, text_T, config.eval.split)
 
 
 def print_first(text: str) -> None:

@@ -5,25 +5,39 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from txl_jax.cli import draw_samples, evaluate_split
-from txl_jax.cli.plan import Plan, make_training, plan_run
-from txl_jax.config import Config, with_values
-from txl_jax.data.tokens import Tokens
+from txl_jax.config import Config
+from txl_jax.data.files import require_apart
+from txl_jax.data.streams import check_length
+from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.evaluate import baselines
+from txl_jax.evaluate.perplexity import Evaluate
+from txl_jax.generate.texts import find_prompts
 from txl_jax.model.initializers import Params
 from txl_jax.report import plots, viewers
 from txl_jax.report.log import SendLine, read_metrics, say, to_json
-from txl_jax.runtime import distributed
+from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import Json, write_atomically
-from txl_jax.train import train
-from txl_jax.workdir import claim
-from txl_jax.workdir.fit import NO_TOKENS, TokenIds, fit_mesh, warn_of_rotations
+from txl_jax.train import Training, make_training, step_arguments, train
+from txl_jax.workdir import claim, fit
+from txl_jax.workdir.fit import NO_TOKENS, TokenIds
 from txl_jax.workdir.folder import METRICS, RESULT
-from txl_jax.workdir.load import load_fitted
+from txl_jax.workdir.load import initial_data, load_fitted, load_initial
 from txl_jax.workdir.staging import locked, writing
+
+
+class Plan(NamedTuple):
+    """A run that may start."""
+
+    config: Config  # as it is saved
+    tokens: Tokens
+    training: Training
+    evaluate: Evaluate  # of any split
 
 
 @dataclasses.dataclass
@@ -31,7 +45,7 @@ class Trained:
     """A run that has reached its last update, and still locks its workdir."""
 
     plan: Plan
-    tokens: Tokens  # those of the plan, for the programs of `paper`
+    tokens: Tokens  # of the plan, for the programs of `paper`
     result: Json  # of `train`
     log: SendLine  # to Weights & Biases; takes further numbers
 
@@ -51,27 +65,60 @@ def trained(
     A run that cannot start raises UserError before the first update. keep_prompt: see
     `plan_run`.
     """
-    viewers.check_wandb(config.run.wandb)
     plan = plan_run(config, workdir, keep_prompt)
-    training, options = plan.training, config.train
-    prompt = training.config.generate.prompt
-    config = with_values(config, {"generate.prompt": prompt})
+    training, config = plan.training, plan.config
     with contextlib.ExitStack() as stack:
         with distributed.together():
             stack.enter_context(locked(workdir))
-        start = distributed.first_then_others(
-            lambda: claim.claim(workdir, config, plan.tokens, training.config.model)
-        )
+        with distributed.first_before_others():
+            start = claim.claim(workdir, config, plan.tokens, training.config.model)
         log = viewers.open_wandb(
             config.run.wandb, workdir, start, dataclasses.asdict(config)
         )
-        started = time.perf_counter()
-        warn_of_rotations(training.config)
-        if (rise := config.optim.warmup_steps) > (end := options.num_steps):
+        if (rise := config.optim.warmup_steps) > (end := config.train.num_steps):
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
+        started = time.perf_counter()
         result = train(training, workdir, log)
         result["train_seconds"] = time.perf_counter() - started
         yield Trained(plan, plan.tokens, result, log)
+
+
+def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
+    """Returns the plan of a run; writes nothing in the workdir.
+
+    A prompt that the vocabulary lacks is replaced unless keep_prompt. Raises UserError
+    if the config does not fit the corpus, the machine or the workdir.
+    """
+    data = initial_data(config, workdir)
+    claim.check_trainable(workdir, config)
+    if config.data.path and not storage.is_remote(workdir):
+        require_apart(config.data.path, workdir)
+    tokens = prepare(data)
+    vocab, split = tokens.vocab, config.eval.split
+    # All processes verify the splits in the same order.
+    texts = {x: tokens.split(x) for x in dict.fromkeys(("train", "valid", split))}
+    distributed.require_equal({"the corpus": tokens.manifest["splits"]})
+    if not keep_prompt:
+        config = fit.fit_prompt(config, vocab, texts["train"])
+    fitted = fit.fit_vocab(config, vocab)
+    fit.warn_of_rotations(fitted)
+    mesh = fit.fit_mesh(fitted)
+    ids = fit.find_ids(fitted, vocab)
+    for text in (texts["valid"], texts[split]):
+        check_length(config.eval.cut(text), config.eval.streams, "eval.streams")
+    training, evaluate = make_training(
+        fitted, mesh, texts["train"], texts["valid"], ids
+    )
+    # A split of segments, and kernels for one device, refuse some shapes: trace the
+    # step now, before anything is written.
+    if mesh.shape["segments"] > 1 or config.model.kernel not in ("auto", "xla"):
+        arguments = step_arguments(fitted, mesh, training.updater)
+        jax.jit(training.updater.step).trace(*arguments)
+    if config.generate.prompt != "@-":  # stdin can be read once
+        find_prompts(config.generate, vocab, texts[split], split)
+    viewers.check_wandb(config.run.wandb)
+    params = load_initial(fitted, workdir, vocab, mesh)
+    return Plan(config, tokens, training._replace(params=params), evaluate)
 
 
 def train_on(
@@ -90,7 +137,7 @@ def train_on(
     For result and errors see `train.train`.
     """
     training, _ = make_training(
-        config, fit_mesh(config), train_tokens, valid_tokens, ids
+        config, fit.fit_mesh(config), train_tokens, valid_tokens, ids
     )
     return train(training._replace(params=params), workdir, send_line)
 

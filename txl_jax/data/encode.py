@@ -26,7 +26,6 @@ from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.report.log import Progress
-from txl_jax.runtime import storage
 from txl_jax.runtime.storage import Json
 
 CHUNK = 1 << 20  # tokens in memory at once
@@ -76,19 +75,19 @@ class Recipe:
 
 
 def resolve(
-    config: DataConfig, corpus: Corpus, published: Path | None = None
+    config: DataConfig,
+    corpus: Corpus,
+    given: Path | None = None,
+    published: Path | None = None,
 ) -> tuple[Recipe, Vocab | None]:
     """Returns the recipe, and the vocabulary if it is in a file.
 
-    `published` is the corpus's vocabulary file, used for words unless the config
-    changes them.
+    `given` is the file that the config names; `published` is the corpus's, used for
+    words unless the config changes them.
     """
     kind = corpus.vocab if config.vocab == OWN else config.vocab
-    path = published if kind == "word" and not config.vocab_size else None
-    if storage.is_remote(config.vocab_path):
-        path = storage.remote_path(config.vocab_path, "data.vocab_path")
-    elif config.vocab_path:
-        path = Path(config.vocab_path).expanduser()
+    as_published = kind == "word" and not config.vocab_size
+    path = given or (published if as_published else None)
     vocab = _read_vocab(config, corpus, path) if path else None
     kind = vocab.kind if vocab else kind
     of_numbers = kind == NumberVocab.kind, corpus.vocab == NumberVocab.kind

@@ -55,8 +55,9 @@ class Tokens:
         path = self.folder / f"{name}.bin"
         changed = path.stat().st_mtime_ns
         if self._verified.get(name) != changed:
+            digest = checksum(path)
             with refusing_damage(self.folder, AGAIN):
-                if checksum(path) != self.manifest["splits"][name]["sha256"]:
+                if digest != self.manifest["splits"][name]["sha256"]:
                     raise ValueError(f"{path.name} has changed since it was prepared")
             self._verified[name] = changed
         return np.memmap(path, self.vocab.dtype, "r")
@@ -105,7 +106,8 @@ def prepare(
     do not share its disk. A signal stops the preparation immediately; the next run
     continues it.
     """
-    tokens = distributed.first_then_others(lambda: _prepare(config))
+    with distributed.first_before_others():
+        tokens = _prepare(config)
     own, other = (each.to_json() for each in (vocab or tokens.vocab, tokens.vocab))
     if own.get("words", own) != other.get("words", other):  # lines may differ
         raise UserError(
@@ -131,9 +133,12 @@ def _prepare(config: DataConfig) -> Tokens:
     bucket, or to the bucket if it is not there.
     """
     root, remote = _roots(config)
+    given: Path | None = None  # the vocabulary's file
+    if config.vocab_path:
+        given = storage.user_path(config.vocab_path, "data.vocab_path")
     source = corpora.find_source(config, root)
     published = corpora.vocab_file(source.corpus, root)
-    recipe, vocab = resolve(config, source.corpus, published)
+    recipe, vocab = resolve(config, source.corpus, given, published)
     name = f"txl_jax/{source.name}/{source.corpus.version}/{recipe.folder}"
     folder = root / name
     manifest = ""  # the bucket's, if its copy is complete

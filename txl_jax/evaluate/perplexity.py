@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.data.streams import OFF, Streams
-from txl_jax.errors import refuse
+from txl_jax.errors import UserError
 from txl_jax.evaluate.dynamic import Adaptation
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, from_hidden
@@ -75,13 +75,13 @@ def make_evaluate(
     that of `make_reader`. reset_memory_at: the id of the token that the config names,
     as in `Loaded.ids`.
     """
-    refuse(
-        config.reset_memory_at and reset_memory_at == OFF,
-        f"eval.reset_memory_at = {config.reset_memory_at!r} needs the token's id",
-    )
-    rows = host_rows(mesh, config.streams, "eval.streams")
+    if config.reset_memory_at and reset_memory_at == OFF:
+        raise UserError(
+            f"eval.reset_memory_at = {config.reset_memory_at!r} needs the token's id"
+        )
     context = config.mem_len or config.ext_len
     reader = reader or make_reader(model_config, config, mesh)
+    rows = host_rows(mesh, config.streams, "eval.streams")
 
     def evaluate(params: Params, tokens: np.ndarray, progress: ShowProgress) -> Json:
         tokens = config.cut(tokens)

@@ -117,7 +117,6 @@ class Reader:
         documents: bool = False,
     ) -> None:
         B, L, kind = batch_size, tgt_len, choose_kind(config)
-        model, lay_out = fixed_model(config)
         S = count_segments(config, segments, B, L, mesh, documents)
         W = window_tokens(config, S, B, L, mesh)
         self.config, self.tgt_len, self.mesh = config, L, mesh
@@ -127,6 +126,8 @@ class Reader:
         self.in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
         if self.in_pieces:  # only hidden states pass from device to device
             model, lay_out = TransformerXL(config), lambda params: params
+        else:
+            model, lay_out = fixed_model(config)
 
         def empty(params: Params) -> Any:
             memory: Any = (

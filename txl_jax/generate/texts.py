@@ -77,12 +77,11 @@ class Sample:
 
 def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
     """Returns the prompt of each sample, and reports unknown words."""
-    field, encoded = "generate.prompt", []
+    field, encoded, paths = "generate.prompt", [], []
     prompts = [(field, config.prompt)]
     if config.prompt.startswith("@"):
         path = config.prompt[1:]
         paths = [] if path == "-" else text_files(path, field)
-        require_other(config.output, paths, "generate.output")
         texts = [(str(file), b"".join(read_blocks(file))) for file in paths]
         prompts = []
         for name, data in texts or [("stdin", read_stdin())]:
@@ -98,12 +97,22 @@ def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
     for name, prompt in prompts:
         with prefixed(name):
             encoded.append(vocab.encode(prompt))
+    require_other(config.output, paths, "generate.output")
     if not encoded or not all(map(len, encoded)):
         raise UserError(
             f"{field} = {config.prompt!r} has no token: give at least one, such as a "
             r"line end, --prompt=$'\n'"
         )
     return [prompt_T for prompt_T in encoded for _ in range(config.samples)]
+
+
+def find_prompts(
+    config: GenerateConfig, vocab: Vocab, text_T: np.ndarray, split: str
+) -> list[np.ndarray]:
+    """Returns the tokens that each sample continues; text_T: the tokens of a split."""
+    if config.context_tokens:
+        return draw_contexts(config, text_T, split)
+    return read_prompts(config, vocab)
 
 
 def draw_contexts(

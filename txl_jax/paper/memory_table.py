@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from txl_jax.aot.lower import abstract_segments, compile_step_for
-from txl_jax.checkpoint.save_restore import abstract
+from txl_jax.aot.lower import compile_step_for
 from txl_jax.config import Config, with_values
 from txl_jax.config import load as load_experiment
 from txl_jax.data.byte_ranges import size
@@ -59,6 +58,8 @@ from txl_jax.report.log import say, spent_seconds
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.programs import Program, user_cache
 from txl_jax.runtime.storage import Json
+from txl_jax.sharding.rules import abstract
+from txl_jax.update.state import abstract_segments
 from txl_jax.update.step import make_updater
 from txl_jax.workdir import claim
 from txl_jax.workdir.folder import METRICS

@@ -45,7 +45,7 @@ def start(config: Json) -> Json:
     return {**describe_result(), **place, "config": config}
 
 
-def differences(before: Json, now: Json) -> list[str]:
+def describe_changes(before: Json, now: Json) -> list[str]:
     """Returns a sentence for each entry of EXACT that differs between two starts."""
     return [
         f"{name} was {before[name]}, is now {now[name]}"

@@ -14,7 +14,7 @@ import threading
 import traceback
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -124,12 +124,13 @@ def is_first() -> bool:
     return not several() or jax.process_index() == 0
 
 
-def first_then_others(make: Callable[[], Result]) -> Result:
-    """Returns make(), which finds in other processes the files of process 0's."""
+@contextlib.contextmanager
+def first_before_others() -> Iterator[None]:
+    """Runs the block in process 0, then in the others, which find its files."""
     if not is_first():
         wait_for_all()
     try:
-        return make()
+        yield
     finally:  # also after an error, which the others then raise themselves
         if is_first():
             wait_for_all()

@@ -60,6 +60,13 @@ def remote_path(address: str, flag: str) -> Path:
     return cast(Path, epath.Path(SCHEME + "/".join(parts)))
 
 
+def user_path(address: str, flag: str) -> Path:
+    """Returns the path of a file of the user, local or on gs://; raises UserError."""
+    if is_remote(address):
+        return remote_path(address, flag)
+    return Path(address).expanduser()
+
+
 def is_file(path: Path) -> bool:
     """Returns whether a file exists; False also for an invalid local path."""
     return path.exists() if is_remote(path) else os.path.isfile(path)

@@ -61,6 +61,15 @@ def shardings(mesh: Mesh, specs: Tree) -> Tree:
     )
 
 
+def abstract(arrays: Tree, shardings: Tree) -> Tree:
+    """Returns the shapes, dtypes and shardings of arrays, as `ShapeDtypeStruct`s."""
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        arrays,
+        shardings,
+    )
+
+
 def letters(tree: Tree) -> Tree:
     """Returns each array's dimensions, the letters after "_" in its field's name."""
 

@@ -19,7 +19,7 @@ from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding.rules import Tree, letters, shardings
+from txl_jax.sharding.rules import Tree, abstract, letters, sharding, shardings
 
 
 @flax.struct.dataclass
@@ -88,6 +88,25 @@ def init_params(config: ModelConfig, key: Array) -> Params:
 def abstract_params(config: ModelConfig) -> Params:
     """Returns the shapes of the parameters, boxed with their letters."""
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+
+def like_params(model: ModelConfig, mesh: Mesh) -> Params:
+    """Returns the parameters' shapes, dtypes and shardings on the mesh."""
+    shapes = abstract_params(model)
+    places = shardings(mesh, nn.get_partition_spec(shapes))
+    return abstract(nn.unbox(shapes), places)
+
+
+def abstract_segments(mesh: Mesh, S: int, B: int, L: int) -> Segment:
+    """Returns the shapes and shardings of a batch of segments on the mesh."""
+
+    def array(dtype: str, *shape: int) -> Any:
+        place = sharding(mesh, "SBL"[: len(shape)])
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+
+    tokens_SBL, first_SBL = array("int32", S, B, L), array("bool", S, B, L)
+    weights_SBL, length_SB = array("float32", S, B, L), array("int32", S, B)
+    return Segment(tokens_SBL, tokens_SBL, weights_SBL, first_SBL, length_SB)
 
 
 def init_state(

@@ -68,9 +68,9 @@ def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> 
             )
         run["starts"].append(start)
         first: Json = run["starts"][0]
-        for difference in provenance.differences(first, start):
+        for change in provenance.describe_changes(first, start):
             bits = "results are not bit-identical to those before this start"
-            say(f"{bits}: {difference}")
+            say(f"{bits}: {change}")
         last = [x.get("config", start["config"]) for x in run["starts"][-2:]]
         old, new = last[0]["train"]["num_steps"], config.train.num_steps
     if old != new and config.optim.schedule.startswith("cosine"):

@@ -1,10 +1,12 @@
 """Fits a run's config to its vocabulary, its devices and its positions."""
 
 import contextlib
+import dataclasses
 import math
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax.config import Config, with_values
@@ -35,6 +37,7 @@ class TokenIds(NamedTuple):
     sentence_end: int = OFF  # of the line's end, with train.order = "sentences"
 
 
+LONGEST_PROMPT = 64  # tokens of the corpus
 NO_TOKENS = TokenIds()  # of a config that names none
 
 
@@ -61,7 +64,25 @@ def fit_vocab(config: Config, vocab: Vocab) -> Config:
             f"model.vocab_size = {size} is less than the vocabulary's {len(vocab)}; "
             "set it to 0 to take the vocabulary's"
         )
-    return with_values(config, {"model.vocab_size": size})
+    model = dataclasses.replace(config.model, vocab_size=size)
+    return dataclasses.replace(config, model=model)
+
+
+def fit_prompt(config: Config, vocab: Vocab, train_tokens: np.ndarray) -> Config:
+    """Replaces a prompt that the vocabulary lacks by the first line of the corpus."""
+    prompt = config.generate.prompt
+    with contextlib.suppress(UserError):
+        if prompt.startswith("@") or vocab.encode(prompt) is not None:
+            return config
+    text = vocab.decode(train_tokens[:LONGEST_PROMPT])
+    lines = (x for x in text.splitlines() if x.strip() and x[0] != "@")
+    line = next(lines, default_prompt(vocab))
+    say(
+        f"generate.prompt = {prompt!r} is not in the vocabulary: samples continue the "
+        f"first line of the corpus, {line!r}"
+    )
+    generate = dataclasses.replace(config.generate, prompt=line)
+    return dataclasses.replace(config, generate=generate)
 
 
 def imported_config(model: ModelConfig, vocab: Vocab) -> Config:

@@ -13,22 +13,20 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax import config as configs
-from txl_jax.checkpoint import manifest, save_restore
-from txl_jax.checkpoint.manifest import Imported, first_nonfinite
+from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint.manifest import first_nonfinite
 from txl_jax.config import Config
 from txl_jax.convert.release import Release, read_release
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import BadNumbers, UserError, prefixed
-from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import storage
 from txl_jax.sharding.mesh import nearest_mesh
-from txl_jax.sharding.rules import shardings
-from txl_jax.update.state import abstract_params, init_params
+from txl_jax.update.state import init_params, like_params
 from txl_jax.workdir.claim import check_same_run, read_run, trained_on
 from txl_jax.workdir.fit import NO_TOKENS, TokenIds, find_ids, fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CONFIG, VOCAB, find, read_config
@@ -120,13 +118,6 @@ def load_fitted(
     return Loaded(model, params, vocab, config, step, mesh, ids)
 
 
-def like_params(model: ModelConfig, mesh: Mesh) -> Params:
-    """Returns the parameters' shapes, dtypes and shardings on the mesh."""
-    shapes = abstract_params(model)
-    places = shardings(mesh, nn.get_partition_spec(shapes))
-    return save_restore.abstract(nn.unbox(shapes), places)
-
-
 def initial_data(config: Config, workdir: Path) -> DataConfig:
     """Returns config.data, with the vocabulary of train.init_from at the first start.
 
@@ -146,35 +137,14 @@ def load_initial(
     They are those of the best checkpoint of train.init_from, averaged if that run
     averages; those that its model lacks or has in another shape are random. None also
     if `workdir` has a checkpoint. Raises UserError if they do not fit, and like
-    `has_checkpoint`.
+    `save_restore.has_checkpoint`.
     """
     like = like_params(config.model, mesh)
-    if has_checkpoint(workdir, like) or not config.train.init_from:
+    if save_restore.has_checkpoint(workdir, like) or not config.train.init_from:
         return None
     with prefixed(f"train.init_from = {config.train.init_from!r}"):
         params = _load_fitting(find(config.train.init_from), config, vocab, mesh)
     return _fill_in(params, config, like)
-
-
-def has_checkpoint(workdir: Path, like: Params) -> bool:
-    """Returns whether a run continues from a checkpoint; writes nothing.
-
-    Raises UserError if every checkpoint is damaged or the newest does not fit `like`.
-    """
-    folder = save_restore.find_folder(workdir)
-    saved, damaged = save_restore.read_manifests(folder)
-    if saved:
-        newest = saved[max(saved)]
-        if newest.position is None:
-            raise Imported(workdir)
-        manifest.check_arrays(newest, {"params": like})
-        return True
-    for error in damaged.values():
-        raise UserError(
-            f"no checkpoint in {folder} can be restored ({error}): restore one "
-            "from a backup, or give another --workdir to start from scratch"
-        ) from error
-    return False
 
 
 def _fill_in(params: Params, config: Config, like: Params) -> Params:

@@ -23,7 +23,6 @@ import numpy as np
 from experiments.benchmarks import record, subject
 from experiments.benchmarks.record import Row
 from txl_jax import config as configs
-from txl_jax.cli import plan
 from txl_jax.config import Config, with_values
 from txl_jax.data.streams import Position
 from txl_jax.evaluate.options import evaluation_model
@@ -37,6 +36,7 @@ from txl_jax.report.timing import known_peak, measured_peak
 from txl_jax.runtime.allocator import keep_freed
 from txl_jax.runtime.programs import Program, record_loops
 from txl_jax.sharding.rules import place_segments
+from txl_jax.train import make_streams, step_arguments
 from txl_jax.update.step import make_updater
 from txl_jax.workdir.fit import find_vocab
 
@@ -227,7 +227,7 @@ def train(part: Row) -> Measure:
     step = Program(
         "the step", updater.step, carries=True, donates=True, options=options
     )
-    step.compile(*plan.step_arguments(config, mesh, updater))
+    step.compile(*step_arguments(config, mesh, updater))
     jitted: Any = updater.init
     init = jitted.lower().compile()
     return lambda: time_training(part, config, mesh, init, step)
@@ -240,7 +240,7 @@ def time_training(part: Row, config: Config, mesh: Any, init: Any, step: Any) ->
     S = updates * train.segments_per_update
     tokens = train.batch_size * (train.tgt_len * S + 1)
     text = subject.zipf_text(config.model.vocab_size, 2 * tokens + 2)
-    batch, _ = plan.make_streams(config, text, slice(None)).batch(Position(), S)
+    batch, _ = make_streams(config, text, slice(None)).batch(Position(), S)
     segments, state = place_segments(mesh, batch), init()
     losses: list[Any] = []
 
