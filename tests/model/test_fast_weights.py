@@ -91,8 +91,10 @@ def make_steps(L: int, common: float) -> tuple[Any, ...]:
     return S_BHUA, feature(q + common), feature(k + common), v, rate_BLHJ, start_BL
 
 
-@pytest.mark.parametrize("common", [0.0, 4.0])
-@pytest.mark.parametrize("L", [1, 5, 37, pytest.param(128, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "L, common",
+    [(1, 0.0), (5, 0.0), (37, 4.0), pytest.param(128, 0.0, marks=pytest.mark.long)],
+)
 def test_chunks_are_a_scan_over_tokens(L: int, common: float) -> None:
     """With gradients; documents start anywhere, and some steps write nothing."""
     *arrays, start_BL = make_steps(L, common)
@@ -129,7 +131,11 @@ def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
                 tiny.assert_close(nll_BT[b][real], expected_L)
 
 
-@pytest.mark.parametrize("config", [EVEN, ROTARY], ids=lambda x: x.position)
+@pytest.mark.parametrize(
+    "config",
+    [ROTARY, pytest.param(EVEN, marks=pytest.mark.long)],
+    ids=lambda x: x.position,
+)
 def test_any_segments_and_any_memory_give_the_same(config: ModelConfig) -> None:
     """States, keys and values, and rings; short segments, joined ones and tokens."""
     params = tiny.make_params(config)
@@ -243,7 +249,7 @@ def test_gradients_pass_the_segments_of_a_call() -> None:
         return total
 
     own, found = params["layers"]["attention"], grads["layers"]["attention"]
-    for path in ("k", "v", "fast/write/kernel", "fast/decay/bias", "fast/gate/kernel"):
+    for path in ("k", "fast/write/kernel", "fast/decay/bias"):
         leaf, grad = own, found
         for name in path.split("/"):
             leaf, grad = leaf[name], grad[name]
