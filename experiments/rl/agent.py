@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.model.calls import fixed_model
+from txl_jax.model.calls import fixed_model, read_inputs
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
@@ -32,13 +32,13 @@ class GRUMemory(NamedTuple):
 
 
 class GRU(nn.Module):
-    """The baseline (Cho et al. 2014), which is called like a `TransformerXL`."""
+    """The baseline (Cho et al. 2014)."""
 
     features: int
 
     @nn.compact
     def __call__(
-        self, _: None, memory: GRUMemory, *, inputs_BLD: Array, first_BL: Array
+        self, inputs_BLD: Array, memory: GRUMemory, *, first_BL: Array
     ) -> tuple[Array, GRUMemory]:
         """Returns (hidden_BLD, memory); an episode starts from zeros."""
 
@@ -75,9 +75,8 @@ class Agent(nn.Module):
         first_BL (bool): an episode starts at this step and sees nothing before it.
         """
         inputs_BLD = nn.Dense(self.d_model, name="encoder")(seen_BLX)
-        hidden_BLD, memory = self.core(
-            None, memory, inputs_BLD=inputs_BLD, first_BL=first_BL
-        )
+        read = read_inputs if isinstance(self.core, TransformerXL) else GRU.__call__
+        hidden_BLD, memory = read(self.core, inputs_BLD, memory, first_BL=first_BL)
         hidden_BLD = nn.LayerNorm(name="norm")(hidden_BLD)
         # Small logits: every action is tried at first.
         small = nn.initializers.normal(0.01)

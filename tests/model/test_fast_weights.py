@@ -14,6 +14,7 @@ import pytest
 from tests.reference import Array, Params
 from tests.support import tiny
 from tests.support.reference_fast import Stream
+from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.fast_weights import feature, run
@@ -160,7 +161,8 @@ def test_several_segments_in_a_call_are_segments_one_after_the_other() -> None:
     params = tiny.make_params(CONFIG)
     joined = tiny.apply(
         CONFIG, params, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:],
-        choose_kind(CONFIG).empty(B), method="nll", first_BL=FIRST_BT, segment_len=L,
+        choose_kind(CONFIG).empty(B), method=calls.nll,
+        first_BL=FIRST_BT, segment_len=L,
     )  # fmt: skip
     tiny.assert_close(joined, read(CONFIG, params, choose_kind(CONFIG).empty(B)))
 
@@ -228,7 +230,8 @@ def test_gradients_pass_the_segments_of_a_call() -> None:
     def loss(params: Params, memory: Any) -> Any:
         result: Any = TransformerXL(CONFIG).apply(
             {"params": params}, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:], memory,
-            method="nll", first_BL=FIRST_BT, segment_len=L,
+            method=calls.nll,
+        first_BL=FIRST_BT, segment_len=L,
         )  # fmt: skip
         return jnp.sum(result[0][:, -L:])
 

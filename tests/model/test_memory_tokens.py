@@ -16,6 +16,7 @@ import pytest
 from tests.reference import Array, Params
 from tests.support import tiny
 from tests.support.reference_tokens import Stream
+from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.segment import Segment
@@ -96,6 +97,7 @@ def test_several_segments_in_a_call_are_read_one_by_one() -> None:
     joined_BTD, after = tiny.apply(
         CONFIG, params, join(TOKENS_SBL[:2]), choose_kind(CONFIG).empty(B),
         first_BL=join(FIRST_SBL[2:4]), length_B=length_B, segment_len=L,
+        method=calls.read,
     )  # fmt: skip
     memory, pieces = choose_kind(CONFIG).empty(B), []
     for s in range(2):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
+from txl_jax.model import calls
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory, unstack
 
@@ -51,13 +52,13 @@ def test_segments_of_one_call_match_many(
         params = unstack(params)
         empty = functools.partial(KeyValueMemory.empty, config, params, B)
         many, one = empty(T, window_len=L if kind == "windows" else 0), empty(L)
-    read = functools.partial(tiny.apply, config, params, method="logits")
+    read = functools.partial(tiny.apply, config, params, method=calls.read)
     for length_B in ([T] * B, [T, L + 1, 0]):
         tokens_BT = tiny.make_tokens(B, T, len(length_B))
         first_BT = rng.random((B, T)) < 0.15
         if config.initial_memory == "zeros":
             first_BT[:] = False
-        logits_BTV, many = read(
+        hidden_BTD, many = read(
             tokens_BT,
             many,
             first_BL=first_BT,
@@ -67,13 +68,13 @@ def test_segments_of_one_call_match_many(
         for s in range(S):
             part = np.s_[:, s * L : (s + 1) * L]
             own_B = np.clip(np.array(length_B) - s * L, 0, L).astype(np.int32)
-            expected_BLV, one = read(
+            expected_BLD, one = read(
                 tokens_BT[part], one, first_BL=first_BT[part], length_B=own_B
             )
             real_BL1 = (np.arange(L) < own_B[:, None])[..., None]
             tiny.assert_close(
-                np.where(real_BL1, logits_BTV[part], 0),
-                np.where(real_BL1, expected_BLV, 0),
+                np.where(real_BL1, hidden_BTD[part], 0),
+                np.where(real_BL1, expected_BLD, 0),
             )
         np.testing.assert_array_equal(many.filled_B, one.filled_B)
         if kind == "states":

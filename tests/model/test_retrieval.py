@@ -17,6 +17,7 @@ from tests.support import tiny
 from tests.support.reference_retrieval import Stream
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.xla import rel_attention
+from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import unstack
@@ -93,7 +94,8 @@ def test_any_segments_and_any_memory_give_the_same() -> None:
         tiny.assert_close(nll_BT, expected_BT)
     joined = tiny.apply(
         CONFIG, params, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:],
-        choose_kind(CONFIG).empty(B), method="nll", first_BL=FIRST_BT, segment_len=L,
+        choose_kind(CONFIG).empty(B), method=calls.nll,
+        first_BL=FIRST_BT, segment_len=L,
     )  # fmt: skip
     tiny.assert_close(joined, read(CONFIG, params, choose_kind(CONFIG).empty(B)))
     apart = unstack(params)

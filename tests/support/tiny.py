@@ -91,7 +91,7 @@ def make_tokens(batch_size: int, length: int, seed: int = 1) -> Array:
 
 @functools.cache
 def compiled(
-    config: ModelConfig, method: str, layout: Layout = "stacked"
+    config: ModelConfig, method: Any, layout: Layout = "stacked"
 ) -> Callable[..., Any]:
     """Returns the model's method, compiled once per config for all tests."""
     apply = functools.partial(TransformerXL(config, layout).apply, method=method)
@@ -99,7 +99,7 @@ def compiled(
 
 
 def apply(
-    config: ModelConfig, params: Any, *args: Any, method: str = "__call__", **more: Any
+    config: ModelConfig, params: Any, *args: Any, method: Any = "__call__", **more: Any
 ) -> Any:
     """Returns (result, memory) of the model's method."""
     layout: Layout = "stacked" if "layers" in params else "separate"

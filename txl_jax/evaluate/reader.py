@@ -15,7 +15,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.evaluate.grouping import count_segments, window_tokens
-from txl_jax.model.calls import fixed_model
+from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.kinds import choose_kind
@@ -43,7 +43,8 @@ def from_hidden(output: Output) -> Read:
         segment: OneSegment,
         segment_len: int,
     ) -> tuple[Outputs, AnyMemory]:
-        hidden_BLD, memory = model(
+        hidden_BLD, memory = calls.read(
+            model,
             segment.inputs_BL,
             memory,
             first_BL=segment.first_BL,
@@ -127,7 +128,7 @@ class Reader:
         if self.in_pieces:  # only hidden states pass from device to device
             model, lay_out = TransformerXL(config), lambda params: params
         else:
-            model, lay_out = fixed_model(config)
+            model, lay_out = calls.fixed_model(config)
 
         def empty(params: Params) -> Any:
             memory: Any = (

@@ -1,11 +1,31 @@
-"""How programs call a `TransformerXL`."""
+"""What wraps a call of a `TransformerXL`, which reads one segment.
+
+    read         several segments in one call,
+                     computed together,
+                     or in sequence, for some kinds of memory,
+                     or in pieces, which lie on different devices
+    nll          the same, with the losses of targets
+    read_inputs  one segment of embeddings instead of tokens
+
+These functions stand for methods of the model: `apply(..., method=read)`.
+
+Dims: S segments of L tokens, T = S L tokens of a call.
+"""
 
 from collections.abc import Callable
+from typing import Any
 
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from txl_jax.kernels.sharded import count_pieces, join_pieces, split_pieces
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
+from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.key_values import unstack
 from txl_jax.model.memory.kinds import choose_kind
+from txl_jax.model.memory.protocol import AnyMemory
 from txl_jax.model.txl import TransformerXL
 
 
@@ -19,3 +39,118 @@ def fixed_model(
     if choose_kind(config).layout == "stacked":
         return TransformerXL(config), lambda params: params
     return TransformerXL(config, "separate"), unstack
+
+
+def read(
+    model: TransformerXL,
+    tokens_BT: Array,
+    memory: AnyMemory,
+    *,
+    first_BL: Array | None = None,
+    length_B: Array | None = None,
+    segment_len: int = 0,
+) -> tuple[Array, AnyMemory]:
+    """Returns (hidden_BTD, memory) after segments of segment_len tokens (0 = one).
+
+    The results are those of one call for each. Segments are computed together where
+    layer n of a segment reads only layer n - 1 of earlier ones. Not for absolute
+    positions, nor for documents with initial_memory = "zeros".
+    """
+    segments = first_BL, length_B, segment_len
+    kind, tokens_BT = model.kind, jnp.asarray(tokens_BT)
+    if kind.splits and model.layout == "stacked":
+        if (P := count_pieces(tokens_BT)) > 1:
+            return read_in_pieces(model, tokens_BT, memory, P, *segments)
+    h_BTD = model.enter(model.embedding.embed(tokens_BT))
+    if kind.by_segments and 0 < segment_len < tokens_BT.shape[1]:
+        h_BTD, memory = read_in_sequence(model, h_BTD, memory, *segments)
+    else:
+        h_BTD, memory = model.read(h_BTD, memory, *segments)
+    return model.drop_rows(h_BTD), memory
+
+
+def nll(
+    model: TransformerXL,
+    tokens_BT: Array,
+    targets_BT: Array,
+    memory: AnyMemory,
+    **segments: Any,
+) -> tuple[Array, AnyMemory]:
+    """Returns (nll_BT, memory), as `TransformerXL.nll`, after several segments."""
+    hidden_BTD, memory = read(model, tokens_BT, memory, **segments)
+    return model.embedding.nll(hidden_BTD, targets_BT), memory
+
+
+def read_inputs(
+    model: TransformerXL,
+    inputs_BLD: Array,
+    memory: AnyMemory,
+    *,
+    first_BL: Array | None = None,
+    length_B: Array | None = None,
+) -> tuple[Array, AnyMemory]:
+    """Returns (hidden_BLD, memory) of a segment of embeddings.
+
+    A model that is initialized with these has no parameters for tokens; its vocab_size
+    may be 0.
+    """
+    h_BLD = model.enter(inputs_BLD.astype(model.config.compute_dtype))
+    h_BLD, memory = model.read(h_BLD, memory, first_BL, length_B)
+    return model.drop_rows(h_BLD), memory
+
+
+def read_in_sequence(
+    model: TransformerXL,
+    h_BTD: Array,
+    memory: AnyMemory,
+    first_BT: Array | None,
+    length_B: Array | None,
+    L: int,
+) -> tuple[Array, AnyMemory]:
+    """Returns what `TransformerXL.read` does after segments, one after the other.
+
+    Gradients pass through what a memory does not stop.
+    """
+    B, T = h_BTD.shape[:2]
+    if first_BT is None:
+        first_BT = jnp.zeros((B, T), bool)
+    if length_B is None:
+        length_B = jnp.full(B, T, jnp.int32)
+
+    def cut(x_BT: Array) -> Array:
+        x_BSL = x_BT.reshape(B, T // L, L, *x_BT.shape[2:])
+        return jnp.swapaxes(x_BSL, 0, 1)
+
+    def read_one(model: TransformerXL, memory: AnyMemory, segment: Any) -> Any:
+        return model.read(segment[0], memory, *segment[1:])[::-1]
+
+    length_SB = jnp.clip(length_B - jnp.arange(0, T, L)[:, None], 0, L)
+    scan: Any = nn.scan(
+        read_one,
+        variable_broadcast="params",
+        split_rngs={"params": False, "dropout": True},
+    )
+    memory, h_SBLD = scan(model, memory, (cut(h_BTD), cut(first_BT), length_SB))
+    return jnp.swapaxes(h_SBLD, 0, 1).reshape(h_BTD.shape), memory
+
+
+def read_in_pieces(
+    model: TransformerXL,
+    tokens_BT: Array,
+    memory: Any,
+    P: int,
+    first_BT: Array | None,
+    length_B: Array | None,
+    segment_len: int,
+) -> tuple[Array, Any]:
+    """Returns what `read` does; each device computes one of P pieces of the tokens."""
+    M, T = memory.mem_len, tokens_BT.shape[1]
+    check_pieces(model.config, P, T, M, segment_len)
+    memory, first_BT = model.kind.begin(memory, first_BT)
+    oldest_BT = model.find_oldest(memory, first_BT, T, segment_len)
+    halo = HaloMemory.of(memory, P, T, length_B)
+    h_YXD = model.enter(model.embedding.embed(split_pieces(tokens_BT, P)))
+    oldest_YX = split_oldest(oldest_BT, P)
+    h_YXD, kept = model.run_layers(h_YXD, halo.layers, oldest_YX, M, T)
+    hidden_BTD = join_pieces(model.drop_rows(h_YXD), P)
+    return hidden_BTD, halo.append(kept, length_B, first_BT)

@@ -181,7 +181,10 @@ class ModelConfig:
         check(self, "model")
         self._check_clusters()
         self._check_position()
-        self._check_memory()
+        self._check_retrieval()
+        self._check_compressed()
+        self._check_memory_tokens()
+        self._check_fast_weights()
         parse_remat(self.remat_policy)
 
     def _check_clusters(self) -> None:
@@ -220,51 +223,54 @@ class ModelConfig:
             "same_length=false",
         )
 
-    def _check_memory(self) -> None:
-        """Raises UserError for kinds of memory that do not combine."""
-        T, Z, C = self.retrieval_len, self.compressed_len, self.compression_rate
+    def _check_retrieval(self) -> None:
+        T, K = self.retrieval_len, self.retrieval_top_k
         refuse(
-            T and not (self.mem_len and T >= self.retrieval_top_k),
-            f"model.retrieval_len = {T} must be at least model.retrieval_top_k = "
-            f"{self.retrieval_top_k}, and extends a memory: set mem_len above 0",
+            T and not (self.mem_len and T >= K),
+            f"model.retrieval_len = {T} must be at least model.retrieval_top_k = {K}, "
+            "and extends a memory: set mem_len above 0",
         )
+        self._refuse_together("retrieval_len", "recurrence", "initial_memory")
+
+    def _check_compressed(self) -> None:
+        Z, C = self.compressed_len, self.compression_rate
         refuse(
             Z and not 0 < C <= self.mem_len,
             f"model.compressed_len = {Z} with model.compression_rate = {C}: the rate, "
             f"states that leave together, must be from 1 to mem_len = {self.mem_len}",
         )
+        others = "recurrence", "initial_memory", "retrieval_len", "same_length"
+        self._refuse_together("compressed_len", *others)
+
+    def _check_memory_tokens(self) -> None:
+        others = ["recurrence", "initial_memory", "retrieval_len", "same_length"]
+        others += ["compressed_len"]
+        if self.position in ABSOLUTE_POSITIONS:
+            others.append("position")
+        # Without a norm or a gate, written tokens grow from segment to segment.
+        if self.gate == "none":
+            others.append("pre_lnorm")
+        self._refuse_together("memory_tokens", *others)
+
+    def _check_fast_weights(self) -> None:
         refuse(
             self.fast_weights and not self.mem_len,
             "model.fast_weights takes up what leaves a memory: set mem_len above 0",
         )
-        one = {
-            'model.recurrence = "same"': self.recurrence == "same",
-            'model.initial_memory = "zeros"': self.initial_memory == "zeros",
-        }
-        slots = one | {"model.retrieval_len": T > 0, "same_length": self.same_length}
-        stores = one | {
-            "model.retrieval_len": T > 0,
-            "model.compressed_len": Z > 0,
-            "model.memory_tokens": self.memory_tokens > 0,
-        }
-        tokens = slots | {
-            "model.compressed_len": Z > 0,
-            f'model.position = "{self.position}"': self.position in ABSOLUTE_POSITIONS,
-            # Without a norm or a gate, written tokens grow from segment to segment.
-            "model.pre_lnorm": self.pre_lnorm and self.gate == "none",
-        }
-        for name, size, others in (
-            ("retrieval_len", T, one),
-            ("compressed_len", Z, slots),
-            ("memory_tokens", self.memory_tokens, tokens),
-            ("fast_weights", self.fast_weights, stores),
-        ):
-            wrong = [other for other, is_set in others.items() if is_set]
-            refuse(
-                size and wrong,
-                f"model.{name} = {size} does not combine with {' or '.join(wrong)}: "
-                "leave one of them out",
-            )
+        others = "retrieval_len", "compressed_len", "memory_tokens"
+        self._refuse_together("fast_weights", "recurrence", "initial_memory", *others)
+
+    def _refuse_together(self, kind: str, *others: str) -> None:
+        """Raises UserError for a kind of memory beside other fields that are set."""
+        size, wrong = getattr(self, kind), []
+        for name in others:
+            if (value := getattr(self, name)) != getattr(ModelConfig, name):
+                wrong.append(f"model.{name} = {value!r}")
+        refuse(
+            size and wrong,
+            f"model.{kind} = {size} does not combine with {' or '.join(wrong)}: leave "
+            "one of them out",
+        )
 
     @property
     def gated(self) -> bool:

@@ -7,22 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.sharded import (
-    count_pieces,
-    join_pieces,
-    split_pieces,
-    target_device,
-)
+from txl_jax.kernels.sharded import target_device
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import Layout, keep_sums, weight
-from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
 from txl_jax.model.memory.kinds import choose_kind
-from txl_jax.model.memory.memory_tokens import with_memory_tokens
-from txl_jax.model.memory.protocol import AnyMemory, CallMemory, Kept
+from txl_jax.model.memory.protocol import AnyMemory, Call, Kept, MemoryLike
 from txl_jax.model.positions import SCHEMES, bias_shape
 
 
@@ -78,67 +71,70 @@ class TransformerXL(nn.Module):
 
     def __call__(
         self,
-        tokens_BL: Array | None,
+        tokens_BL: Array,
         memory: AnyMemory,
         *,
         first_BL: Array | None = None,
         length_B: Array | None = None,
-        inputs_BLD: Array | None = None,
-        segment_len: int = 0,
     ) -> tuple[Array, AnyMemory]:
-        """Returns (hidden_BLD, memory) after a segment.
+        """Returns (hidden_BLD, memory) after a segment; `calls` reads several.
 
-        tokens_BL (int): None if inputs_BLD, which take the place of their embeddings,
-            are given. A model that is initialized with these and called for hidden
-            states has no parameters for tokens; its vocab_size may be 0.
         first_BL (bool): a document starts at this token and sees nothing before it;
             with initial_memory = "zeros", one that starts with the segment sees zeros.
         length_B: the number of real tokens per stream (default: all). The others are
             padding at the right end, which never enters the memory.
-        segment_len: the L tokens are several segments of this many tokens (0 = one),
-            with the results of reading one after the other. This is possible because
-            layer n of a segment reads only layer n - 1 of earlier segments. Not for
-            absolute positions, nor for documents with initial_memory = "zeros".
         """
-        config = self.config
-        inputs = jnp.asarray(inputs_BLD if tokens_BL is None else tokens_BL)
-        L, M = inputs.shape[1], memory.mem_len
-        # Over mesh.segments, each device computes one of P pieces of the L tokens.
-        splits = self.kind.splits and self.layout == "stacked"
-        P = count_pieces(inputs) if splits else 1
-        memory, first_BL = self.kind.begin(memory, first_BL)
-        keys = keys_per_query(config, M)
-        oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
-        call_memory = self.kind.open(
-            memory, self.memory_parameter, L, first_BL, length_B, segment_len
-        )
-        if P > 1:
-            check_pieces(config, P, L, M, segment_len)
-            call_memory = HaloMemory.of(memory, P, L, length_B)
-            inputs, oldest_BL = split_pieces(inputs, P), split_oldest(oldest_BL, P)
-        if tokens_BL is None:
-            h_BLD = inputs.astype(config.compute_dtype)
-        else:
-            h_BLD = self.embedding.embed(inputs)
-        if self.scheme.embeddings:
-            h_BLD += self.scheme.embeddings(config, L).astype(config.compute_dtype)
-        h_BLD = self.drop_rows(h_BLD)
-        h_BLD, kept = self.run_layers(h_BLD, call_memory, oldest_BL, M, L)
-        hidden_BLD = join_pieces(self.drop_rows(h_BLD), P)
-        return hidden_BLD, call_memory.append(kept, length_B, first_BL)
+        h_BLD = self.enter(self.embedding.embed(jnp.asarray(tokens_BL)))
+        h_BLD, memory = self.read(h_BLD, memory, first_BL, length_B)
+        return self.drop_rows(h_BLD), memory
 
-    @with_memory_tokens
+    def enter(self, h_BLD: Array) -> Array:
+        """Returns the first layer's input, given embeddings."""
+        if self.scheme.embeddings:
+            position_LD = self.scheme.embeddings(self.config, h_BLD.shape[1])
+            h_BLD += position_LD.astype(self.config.compute_dtype)
+        return self.drop_rows(h_BLD)
+
+    def read(
+        self,
+        h_BLD: Array,
+        memory: Any,
+        first_BL: Array | None,
+        length_B: Array | None,
+        segment_len: int = 0,
+    ) -> tuple[Array, Any]:
+        """Returns (the last layer's output, memory); segment_len: see `calls.read`."""
+        kind, M, L = self.kind, memory.mem_len, h_BLD.shape[1]
+        memory, first_BL = kind.begin(memory, first_BL)
+        oldest_BL = self.find_oldest(memory, first_BL, L, segment_len)
+        call = Call(L, first_BL, length_B, self.memory_parameter)
+        opened = kind.open(memory, call)
+        h_BTD, oldest_BT = kind.surround(opened, h_BLD, oldest_BL)
+        T = h_BTD.shape[1]
+        h_BTD, kept = self.run_layers(h_BTD, opened.layers, oldest_BT, M, T)
+        h_BLD, kept = kind.leave(opened, h_BTD, kept)
+        return h_BLD, opened.append(kept, length_B, first_BL)
+
+    def find_oldest(
+        self, memory: MemoryLike, first_BL: Array | None, L: int, segment_len: int
+    ) -> Array:
+        """Returns the oldest key that each of L queries sees."""
+        M, filled_B = memory.mem_len, memory.filled_B
+        keys = keys_per_query(self.config, M)
+        return find_oldest(filled_B, first_BL, M, L, keys, segment_len)
+
     def run_layers(
-        self, h_BLD: Array, memory: CallMemory, oldest_BL: Array, M: int, T: int
+        self, h_BLD: Array, layers: Any, oldest_BL: Array, M: int, T: int
     ) -> tuple[Array, Kept]:
         """Returns (the last layer's output, what the memory keeps of all layers).
 
-        T: the tokens of the whole call; dropout covers all M + T distances and a piece
-        uses the nearest ones, so the mask does not depend on the mesh.
+        layers: the memory's. T: the tokens of the whole call; dropout covers all M + T
+        distances and a piece uses the nearest ones, so the mask does not depend on the
+        mesh.
         """
         if self.layout == "separate":
             entries = []
-            for block, layer in zip(self.layers, memory.layers, strict=True):
+            for block, layer in zip(self.layers, layers, strict=True):
                 h_BLD, kept = block(h_BLD, layer, None, None, oldest_BL)
                 entries.append(kept)
             return h_BLD, entries
@@ -148,11 +144,11 @@ class TransformerXL(nn.Module):
         if self.scheme.encoding:
             R_RD = self.scheme.encoding(self.config, M + T).astype(dtype)
             R_RD = self.drop_R(R_RD)[-(M + h_BLD.shape[1]) :]
-        return self.layers(h_BLD, memory.layers, biases, R_RD, oldest_BL)
+        return self.layers(h_BLD, layers, biases, R_RD, oldest_BL)
 
     def nll(
         self,
-        tokens_BL: Array | None,
+        tokens_BL: Array,
         targets_BL: Array,
         memory: AnyMemory,
         **segment: Any,
@@ -165,7 +161,7 @@ class TransformerXL(nn.Module):
         return self.embedding.nll(hidden_BLD, targets_BL), memory
 
     def logits(
-        self, tokens_BL: Array | None, memory: AnyMemory, **segment: Any
+        self, tokens_BL: Array, memory: AnyMemory, **segment: Any
     ) -> tuple[Array, AnyMemory]:
         """Returns (logits_BLV, memory); logits are normalized log-probabilities.
 

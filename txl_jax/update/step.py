@@ -18,6 +18,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
+from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.kinds import choose_kind
@@ -191,7 +192,7 @@ def nll_sum(
         first_BL=segment.first_BL,
         length_B=segment.length_B,
         segment_len=segment_len,
-        method="nll",
+        method=calls.nll,
         rngs={"dropout": key},
     )
     (nll_BL, memory), weights_BL = result, segment.weights_BL

@@ -26,7 +26,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.cache import CacheLayer
 from txl_jax.model.memory.interval import last_start, window
-from txl_jax.model.memory.protocol import CallMemory, Kept, Kind, MemoryLike
+from txl_jax.model.memory.protocol import Call, CallMemory, Kept, Kind, MemoryLike
 
 
 @flax.struct.dataclass
@@ -257,17 +257,9 @@ class Compressive(Kind):
         """Returns the initial memory."""
         return CompressiveMemory.empty(self.config, batch_size)
 
-    def open(
-        self,
-        memory: CompressiveMemory,
-        parameter: Array | None,
-        L: int,
-        first_BL: Array | None,
-        length_B: Array | None,
-        segment_len: int,
-    ) -> CallMemory:
+    def open(self, memory: CompressiveMemory, call: Call) -> CallMemory:
         """Returns the memory with the number of real tokens."""
-        return dataclasses.replace(memory, length_B=length_B)
+        return dataclasses.replace(memory, length_B=call.length_B)
 
     def keep(
         self, layer: Any, kept: Kept, h_BLD: Array, oldest_BL: Array, params: Params

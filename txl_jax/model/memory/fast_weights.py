@@ -34,7 +34,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Layout, Params, feature_norm, normal, weight
 from txl_jax.model.memory.cache import HiddenStates
 from txl_jax.model.memory.interval import find_oldest, window
-from txl_jax.model.memory.protocol import Kept, MemoryLike
+from txl_jax.model.memory.protocol import Call, Kept, MemoryLike
 
 CHUNK = 16
 # The initial logits of b, a and the gate: half of a value is written, S forgets 0.5 %
@@ -325,16 +325,9 @@ class Fast(HiddenStates):
         local = super().one_token(params, local)
         return dataclasses.replace(memory, local=local, rate_NBMHJ=rate_NBMHJ)
 
-    def open(
-        self,
-        memory: FastMemory,
-        parameter: Array | None,
-        L: int,
-        first_BL: Array | None,
-        length_B: Array | None,
-        segment_len: int,
-    ) -> FastMemory:
-        """Returns the memory for a call of L tokens."""
+    def open(self, memory: FastMemory, call: Call) -> FastMemory:
+        """Returns the memory with what the call writes."""
+        L, first_BL, length_B, _ = call
         filled_B, M, step_L = memory.filled_B, memory.mem_len, jnp.arange(L)
         if length_B is None:
             length_B = jnp.full_like(filled_B, L)
@@ -342,8 +335,8 @@ class Fast(HiddenStates):
             first_BL = jnp.zeros((len(filled_B), L), bool)
         is_real_BL = step_L < length_B[:, None]
         written_BL = is_real_BL & (step_L >= find_oldest(filled_B, first_BL, M, L, 0))
-        call = Leaving(written_BL, first_BL & is_real_BL, length_B)
-        return dataclasses.replace(memory, call=call)
+        leaving = Leaving(written_BL, first_BL & is_real_BL, length_B)
+        return dataclasses.replace(memory, call=leaving)
 
 
 def fast_products(config: ModelConfig, training: bool) -> float:

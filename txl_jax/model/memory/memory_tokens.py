@@ -10,8 +10,7 @@ Dims: W memory tokens, T = 2 W + L.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import flax.struct
@@ -22,11 +21,8 @@ from jax import Array
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import weight
 from txl_jax.model.memory.cache import CacheLayer, Memory
-from txl_jax.model.memory.interval import find_oldest, last_start, window
-from txl_jax.model.memory.protocol import CallMemory, Kept, Kind, MemoryLike
-
-# `TransformerXL.run_layers`, with the module as the first argument.
-RunLayers = Callable[[Any, Array, CallMemory, Array, int, int], tuple[Array, Kept]]
+from txl_jax.model.memory.interval import last_start, window
+from txl_jax.model.memory.protocol import Call, Kept, Kind, MemoryLike
 
 
 @flax.struct.dataclass
@@ -59,36 +55,34 @@ class TokenMemory:
         """The visible slots of the paper's memory."""
         return self.text.filled_B
 
-    def append(
-        self, kept: Kept, length_B: Array | None, first_BL: Array | None
-    ) -> "TokenMemory":
-        """Returns the memory after a segment; `kept` has its states and its tokens."""
-        assert length_B is not None
-        (h_NBLD, tokens_BWD), read_B = kept, length_B > 0
-        tokens_BWD = jnp.where(read_B[:, None, None], tokens_BWD, self.tokens_BWD)
-        text = self.text.append(h_NBLD, length_B, first_BL)
-        return TokenMemory(text, tokens_BWD, self.written_B | read_B)
-
 
 class OpenTokens(NamedTuple):
-    """A `TokenMemory` during a call of S segments; `kept` is the memory after it."""
+    """A `TokenMemory` during a call."""
 
     memory: TokenMemory
     learned_WD: Array
     first_BL: Array
     length_B: Array
-    segment_len: int
 
     @property
     def layers(self) -> CacheLayer:
         """The layers of the paper's memory, stacked."""
         return self.memory.text.layers
 
+    def tokens_unless(self, starts_B: Array) -> Array:
+        """Returns the memory's tokens, or learned ones where a document starts."""
+        fresh_B = starts_B | ~self.memory.written_B
+        tokens_BWD = self.memory.tokens_BWD
+        return jnp.where(fresh_B[:, None, None], self.learned_WD, tokens_BWD)
+
     def append(
-        self, kept: TokenMemory, length_B: Array | None, first_BL: Array | None
+        self, kept: Kept, length_B: Array | None, first_BL: Array | None
     ) -> TokenMemory:
-        """Returns the memory after the call."""
-        return kept
+        """Returns the memory after a segment; `kept` has its states and its tokens."""
+        (h_NBLD, tokens_BWD), memory, read_B = kept, self.memory, self.length_B > 0
+        tokens_BWD = jnp.where(read_B[:, None, None], tokens_BWD, memory.tokens_BWD)
+        text = memory.text.append(h_NBLD, self.length_B, self.first_BL)
+        return TokenMemory(text, tokens_BWD, memory.written_B | read_B)
 
 
 class MemoryTokens(Kind):
@@ -108,42 +102,25 @@ class MemoryTokens(Kind):
         tokens_WD: Array = module.param("memory_tokens", weight(config, "WD"), shape)
         return tokens_WD.astype(config.compute_dtype)
 
-    def open(
-        self,
-        memory: TokenMemory,
-        parameter: Any,
-        L: int,
-        first_BL: Array | None,
-        length_B: Array | None,
-        segment_len: int,
-    ) -> OpenTokens:
-        """Returns the memory for a call of L tokens; `parameter` are learned tokens."""
+    def open(self, memory: TokenMemory, call: Call) -> OpenTokens:
+        """Returns the memory as a call reads it; the parameter are learned tokens."""
+        L, first_BL, length_B, learned_WD = call
         B = len(memory.written_B)
         if first_BL is None:
             first_BL = jnp.zeros((B, L), bool)
         if length_B is None:
             length_B = jnp.full(B, L, jnp.int32)
-        return OpenTokens(memory, parameter, first_BL, length_B, segment_len or L)
+        return OpenTokens(memory, learned_WD, first_BL, length_B)
 
-
-def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
-    """Decorates `run_layers`, so that segments read and write the memory's tokens."""
-
-    def read_segment(
-        module: nn.Module,
-        state: tuple[TokenMemory, Array],
-        segment: tuple[Array, Array, Array],
-    ) -> tuple[tuple[TokenMemory, Array], Array]:
-        (memory, learned_WD), (h_BLD, first_BL, length_B) = state, segment
-        W, M, L = len(learned_WD), memory.mem_len, h_BLD.shape[1]
-
-        def unless(starts_B: Array) -> Array:
-            fresh_B = starts_B | ~memory.written_B
-            return jnp.where(fresh_B[:, None, None], learned_WD, memory.tokens_BWD)
-
-        read_BWD = unless(first_BL[:, 0])
+    def surround(
+        self, opened: OpenTokens, h_BLD: Array, oldest_BL: Array
+    ) -> tuple[Array, Array]:
+        """Returns (h_BTD, oldest_BT) of [read; segment; write]."""
+        W, M, L = len(opened.learned_WD), opened.memory.mem_len, h_BLD.shape[1]
+        first_BL, length_B = opened.first_BL, opened.length_B
+        read_BWD = opened.tokens_unless(first_BL[:, 0])
         # These, too, would carry the end of one document into the next.
-        write_BWD = unless(last_start(length_B, first_BL) >= 0)
+        write_BWD = opened.tokens_unless(last_start(length_B, first_BL) >= 0)
         # They follow the last real token, instead of padding.
         follow = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
         h_BXD = jnp.concatenate([h_BLD, write_BWD], axis=1)
@@ -151,44 +128,16 @@ def with_memory_tokens(run_layers: RunLayers) -> RunLayers:
         h_BTD = jnp.concatenate([read_BWD, h_BXD], axis=1)
         # `read` sees what the first token of the segment sees, `write` what the last
         # one does. A document that starts inside the segment does not see `read`.
-        oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, reach=0)
         oldest_BL += jnp.where(oldest_BL > M, W, 0)
         last_B1 = jnp.maximum(length_B - 1, 0)[:, None]
         token_BT = jnp.clip(jnp.arange(L + 2 * W) - W, 0, last_B1)
-        oldest_BT = jnp.take_along_axis(oldest_BL, token_BT, axis=1)
-        h_BTD, kept_NBTD = run_layers(
-            module, h_BTD, memory.text, oldest_BT, M, L + 2 * W
-        )
-        written_BWD = window(h_BTD[None], W + length_B, W)[0]
-        kept = kept_NBTD[:, :, W : W + L], written_BWD
-        memory = memory.append(kept, length_B, first_BL)
-        return (memory, learned_WD), h_BTD[:, W : W + L]
+        return h_BTD, jnp.take_along_axis(oldest_BL, token_BT, axis=1)
 
-    @functools.wraps(run_layers)
-    def read_segments(
-        module: nn.Module,
-        h_BTD: Array,
-        memory: CallMemory,
-        oldest_BT: Array,
-        M: int,
-        T: int,
-    ) -> tuple[Array, Kept]:
-        if not isinstance(memory, OpenTokens):
-            return run_layers(module, h_BTD, memory, oldest_BT, M, T)
-        B, L = len(h_BTD), memory.segment_len
-
-        def cut(x_BT: Array) -> Array:
-            x_BSL = x_BT.reshape(B, T // L, L, *x_BT.shape[2:])
-            return jnp.swapaxes(x_BSL, 0, 1)
-
-        length_SB = jnp.clip(memory.length_B - jnp.arange(0, T, L)[:, None], 0, L)
-        scan: Any = nn.scan(
-            read_segment,
-            variable_broadcast="params",
-            split_rngs={"params": False, "dropout": True},
-        )
-        segments = cut(h_BTD), cut(memory.first_BL), length_SB
-        (after, _), h_SBLD = scan(module, (memory.memory, memory.learned_WD), segments)
-        return jnp.swapaxes(h_SBLD, 0, 1).reshape(h_BTD.shape), after
-
-    return read_segments
+    def leave(
+        self, opened: OpenTokens, h_BTD: Array, kept: Array
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Returns (h_BLD, (the text's states, what is written))."""
+        W = len(opened.learned_WD)
+        L = h_BTD.shape[1] - 2 * W
+        written_BWD = window(h_BTD[None], W + opened.length_B, W)[0]
+        return h_BTD[:, W : W + L], (kept[:, :, W : W + L], written_BWD)

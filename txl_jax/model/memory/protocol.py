@@ -1,7 +1,7 @@
 """The interface of a memory: of a kind, of all layers, and of one layer's attention."""
 
 import abc
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import flax.linen as nn
 from jax import Array
@@ -27,7 +27,7 @@ class LayerMemory(Protocol):
     def attend(
         self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
     ) -> tuple[Array, Kept]:
-        """Returns (o_BLHA, what `MemoryLike.append` takes) of a segment.
+        """Returns (o_BLHA, what `CallMemory.append` takes) of a segment.
 
         own: keys and values are those of h_BKD, queries those of the segment. A memory
         that holds keys and values adds them, and their position terms. h_BKD are the
@@ -36,6 +36,15 @@ class LayerMemory(Protocol):
         in the order of time, not yet rotated; a memory in another order has a kernel of
         its own.
         """
+
+
+class Call(NamedTuple):
+    """The segment of L tokens that a call reads; see `TransformerXL.__call__`."""
+
+    L: int
+    first_BL: Array | None
+    length_B: Array | None
+    parameter: Any  # of the kind, see `Kind.make_parameter`
 
 
 class CallMemory(Protocol):
@@ -67,11 +76,6 @@ class MemoryLike(Protocol):
 
         It counts up from a cold start or from the last document boundary.
         """
-
-    def append(
-        self, kept: Kept, length_B: Array | None, first_BL: Array | None
-    ) -> Self:
-        """Returns the memory after a segment, of the same kind; see `CallMemory`."""
 
 
 AnyMemory = TypeVar("AnyMemory", bound=MemoryLike)
@@ -130,20 +134,19 @@ class Kind(abc.ABC):
         """Returns (memory, first_BL), changed where a segment starts a document."""
         return memory, first_BL
 
-    def open(
-        self,
-        memory: Any,
-        parameter: Array | None,
-        L: int,
-        first_BL: Array | None,
-        length_B: Array | None,
-        segment_len: int,
-    ) -> CallMemory:
-        """Returns the memory as a call of L tokens reads it.
-
-        parameter: that of `make_parameter`.
-        """
+    def open(self, memory: Any, call: Call) -> CallMemory:
+        """Returns the memory as a call reads it."""
         return memory
+
+    def surround(
+        self, opened: Any, h_BLD: Array, oldest_BL: Array
+    ) -> tuple[Array, Array]:
+        """Returns (h_BTD, oldest_BT): what the layers read of a segment."""
+        return h_BLD, oldest_BL
+
+    def leave(self, opened: Any, h_BTD: Array, kept: Kept) -> tuple[Array, Kept]:
+        """Returns (h_BLD, what `append` takes), given the layers' results."""
+        return h_BTD, kept
 
     def keep(
         self, layer: Any, kept: Kept, h_BLD: Array, oldest_BL: Array, params: Params

@@ -33,7 +33,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Layout, Params, normal
 from txl_jax.model.memory.cache import HiddenStates
 from txl_jax.model.memory.interval import count_filled, find_oldest
-from txl_jax.model.memory.protocol import Kept, LayerMemory, MemoryLike
+from txl_jax.model.memory.protocol import Call, Kept, LayerMemory, MemoryLike
 
 INITIAL_GATE = -2.0  # almost closed: sigmoid(-2) = 0.12
 # The share of the best keys that the approximate search of TPUs finds on average.
@@ -80,37 +80,6 @@ class RetrievalMemory:
         """The visible slots of the local memory."""
         return self.local.filled_B
 
-    def append(
-        self, kept: Kept, length_B: Array | None, first_BL: Array | None
-    ) -> "RetrievalMemory":
-        """Returns the memory after a call; `kept` is of all layers."""
-        T, n = self.k_BHTA.shape[2], self.config.retrieval_index
-        if self.layout == "stacked":
-            kept, (k_NBLHA, v_NBLHA) = kept
-            k_BLHA, v_BLHA = k_NBLHA[n], v_NBLHA[n]
-        else:
-            local, (k_BLHA, v_BLHA) = kept[n]
-            kept = [*kept[:n], local, *kept[n + 1 :]]
-        B, L = k_BLHA.shape[:2]
-        end_B = jnp.full(B, L, jnp.int32) if length_B is None else length_B
-        i_L, end_B1 = jnp.arange(L), end_B[:, None]
-        is_new_BL = (i_L < end_B1) & (i_L >= end_B1 - T)
-        # What goes to slot T, which does not exist, is dropped.
-        slot_BL = jnp.where(is_new_BL, (self.start_B[:, None] + i_L) % T, T)
-
-        def put(x_HTA: Array, slot_L: Array, x_LHA: Array) -> Array:
-            x_HLA = jnp.swapaxes(x_LHA, 0, 1).astype(x_HTA.dtype)
-            return x_HTA.at[:, slot_L].set(x_HLA, mode="drop")
-
-        return dataclasses.replace(
-            self,
-            local=self.local.append(kept, length_B, first_BL),
-            k_BHTA=jax.vmap(put)(self.k_BHTA, slot_BL, normalize(k_BLHA)),
-            v_BHTA=jax.vmap(put)(self.v_BHTA, slot_BL, v_BLHA),
-            start_B=(self.start_B + end_B) % T,
-            stored_B=count_filled(self.stored_B, T, end_B, first_BL),
-        )
-
 
 class OpenStore(NamedTuple):
     """A `RetrievalMemory` during a call.
@@ -138,8 +107,34 @@ class OpenStore(NamedTuple):
     def append(
         self, kept: Kept, length_B: Array | None, first_BL: Array | None
     ) -> RetrievalMemory:
-        """Returns the memory after the call."""
-        return self.memory.append(kept, length_B, first_BL)
+        """Returns the memory after the call; `kept` is of all layers."""
+        memory = self.memory
+        T, n = memory.k_BHTA.shape[2], memory.config.retrieval_index
+        if memory.layout == "stacked":
+            kept, (k_NBLHA, v_NBLHA) = kept
+            k_BLHA, v_BLHA = k_NBLHA[n], v_NBLHA[n]
+        else:
+            local, (k_BLHA, v_BLHA) = kept[n]
+            kept = [*kept[:n], local, *kept[n + 1 :]]
+        B, L = k_BLHA.shape[:2]
+        end_B = jnp.full(B, L, jnp.int32) if length_B is None else length_B
+        i_L, end_B1 = jnp.arange(L), end_B[:, None]
+        is_new_BL = (i_L < end_B1) & (i_L >= end_B1 - T)
+        # What goes to slot T, which does not exist, is dropped.
+        slot_BL = jnp.where(is_new_BL, (memory.start_B[:, None] + i_L) % T, T)
+
+        def put(x_HTA: Array, slot_L: Array, x_LHA: Array) -> Array:
+            x_HLA = jnp.swapaxes(x_LHA, 0, 1).astype(x_HTA.dtype)
+            return x_HTA.at[:, slot_L].set(x_HLA, mode="drop")
+
+        return dataclasses.replace(
+            memory,
+            local=memory.local.append(kept, length_B, first_BL),
+            k_BHTA=jax.vmap(put)(memory.k_BHTA, slot_BL, normalize(k_BLHA)),
+            v_BHTA=jax.vmap(put)(memory.v_BHTA, slot_BL, v_BLHA),
+            start_B=(memory.start_B + end_B) % T,
+            stored_B=count_filled(memory.stored_B, T, end_B, first_BL),
+        )
 
     def mix(
         self,
@@ -304,19 +299,12 @@ class Retrieval(HiddenStates):
         gate_H: Array = module.param("retrieval_gate", init, (self.config.n_head,))
         return gate_H
 
-    def open(
-        self,
-        memory: RetrievalMemory,
-        parameter: Any,
-        L: int,
-        first_BL: Array | None,
-        length_B: Array | None,
-        segment_len: int,
-    ) -> OpenStore:
-        """Returns the memory for a call of L tokens; `parameter` are the gates."""
+    def open(self, memory: RetrievalMemory, call: Call) -> OpenStore:
+        """Returns the memory as a call reads it; the parameter are the gates."""
+        L, first_BL, _, gate_H = call
         T, M, start_B = memory.k_BHTA.shape[2], memory.mem_len, memory.start_B
         time_BT = (jnp.arange(T) - start_B[:, None]) % T + M - T
         time_BL = jnp.broadcast_to(M + jnp.arange(L), (len(start_B), L))
         oldest_BL = find_oldest(memory.stored_B, first_BL, T, L, T + 1) + M - T
         time_BX = jnp.concatenate([time_BT, time_BL], axis=1)
-        return OpenStore(memory, parameter, time_BX, oldest_BL)
+        return OpenStore(memory, gate_H, time_BX, oldest_BL)
