@@ -118,15 +118,15 @@ model/memory/retrieval.py
     - stop_BL, q_BLHA = own.oldest_BL, own.q_BLHA
     + stop_BL, q_BLHA = own.oldest_BL + 1, own.q_BLHA
   stored keys are not normalized: model/test_retrieval.py
-    - jax.vmap(put)(self.k_BHTA, slot_BL, normalize(k_BLHA))
-    + jax.vmap(put)(self.k_BHTA, slot_BL, k_BLHA)
+    - jax.vmap(put)(memory.k_BHTA, slot_BL, normalize(k_BLHA))
+    + jax.vmap(put)(memory.k_BHTA, slot_BL, k_BLHA)
 model/memory/memory_tokens.py
   written tokens start from the document before: model/test_memory_tokens.py
     - unless(last_start(length_B, first_BL) >= 0)
     + unless(first_BL[:, 0])
   no gradient passes to what a segment writes: model/test_memory_tokens.py
-    - kept = kept_NBTD[:, :, W : W + L], written_BWD
-    + kept = kept_NBTD[:, :, W : W + L], jax.lax.stop_gradient(written_BWD)
+    - (kept[:, :, W : W + L], written_BWD)
+    + (kept[:, :, W : W + L], jax.lax.stop_gradient(written_BWD))
 model/adaptive.py
   embeddings are not scaled: model
     - config.d_model**0.5
