@@ -1,9 +1,6 @@
-"""Conversions between the units of results, and parameter counts."""
+"""Conversions between the units of results."""
 
 import math
-from typing import Any
-
-import jax
 
 
 def perplexity(nll_nats: float) -> float:
@@ -14,8 +11,3 @@ def perplexity(nll_nats: float) -> float:
 def bits(nll_nats: float) -> float:
     """Converts nats to bits: bits per character if every token is a character."""
     return nll_nats / math.log(2)
-
-
-def parameter_count(params: Any) -> int:
-    """Returns the number of scalars in a pytree of arrays or shapes."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))

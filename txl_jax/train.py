@@ -203,7 +203,6 @@ class Run:
         )
         self.staging = enter(Staging(workdir, METRICS))
         folder, step = self.staging.folder, self.start.step
-        events = enter(Events(folder, step))
         width = train.ext_len + train.tgt_len
         flops = needed_flops(
             config.model,
@@ -212,6 +211,9 @@ class Run:
             training=True,
             together=train.gradient_segments,
         )
+        events = enter(Events(folder, step))
+        self.bar = enter(Progress("train", train.num_steps, step))
+        self.trace = enter(Trace(config.run.profile_from, step, folder / "profile"))
         log = MetricsLog(
             folder / METRICS,
             last_step=step,
@@ -222,8 +224,6 @@ class Run:
             validated=step > 0 and self.checkpoints.validated(step),
         )
         self.log = enter(log)
-        self.bar = enter(Progress("train", train.num_steps, step))
-        self.trace = enter(Trace(config.run.profile_from, step, folder / "profile"))
         self.debug_nans: bool = jax.config.jax_debug_nans  # type: ignore[attr-defined]
         # The first update with too many skipped ones in a row, which ends the run.
         self.bad: Json = {}

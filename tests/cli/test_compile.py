@@ -25,11 +25,10 @@ from txl_jax.aot import lower
 from txl_jax.cli import compile_ahead
 from txl_jax.config import Config
 from txl_jax.errors import UserError
-from txl_jax.metrics import parameter_count
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import shards
-from txl_jax.update.state import abstract_params
+from txl_jax.update.state import abstract_params, parameter_count
 from txl_jax.workdir.fit import find_vocab, fit_mesh
 
 needs_libtpu = pytest.mark.skipif(

@@ -20,11 +20,10 @@ from tests.support.trained import command
 from txl_jax.config import Config
 from txl_jax.errors import RETRY
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.metrics import parameter_count
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.paper import memory_table
 from txl_jax.paper.options import BASE, KINDS, TableConfig, base
-from txl_jax.update.state import abstract_params
+from txl_jax.update.state import abstract_params, parameter_count
 
 
 @pytest.mark.parametrize("task", ["recall", "wikitext2"])

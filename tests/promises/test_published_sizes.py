@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from txl_jax import config as configs
-from txl_jax.metrics import parameter_count
 from txl_jax.model.config import ModelConfig
-from txl_jax.update.state import abstract_params
+from txl_jax.update.state import abstract_params, parameter_count
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 VOCAB_SIZES = {

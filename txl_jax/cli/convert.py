@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from txl_jax import config, metrics
+from txl_jax import config
 from txl_jax.aot import stablehlo
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manifest import first_nonfinite
@@ -28,6 +28,7 @@ from txl_jax.report import provenance
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import storage
 from txl_jax.runtime.storage import Json
+from txl_jax.update.state import parameter_count
 from txl_jax.workdir import claim, folder
 from txl_jax.workdir.claim import IMPORTED
 from txl_jax.workdir.fit import imported_config
@@ -55,7 +56,7 @@ def import_model(options: ConvertConfig, workdir: Path, overrides: Values) -> Js
         say("no word of the vocabulary marks the end of a line: lines are joined")
     if name := first_nonfinite(source.params):
         raise UserError(f"{options.source}: parameter {name} is not finite")
-    parameters = metrics.parameter_count(source.params)
+    parameters = parameter_count(source.params)
     origin = {"format": options.format, "step": source.step, "sha256": sha256}
     run = {
         "parameters": parameters,

@@ -20,7 +20,6 @@ from txl_jax.kernels.dispatch import fastest
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.sharded import device_memory, target_device
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.halo import check_pieces
 from txl_jax.sharding.rules import shards
 
 # Rows of a call on one device. Parameters are read, and the memory is copied, once for
@@ -53,15 +52,13 @@ def count_segments(
     requested: eval.segments_per_step; 0 chooses as many as make ROWS rows, or on a GPU
     a power of two for GPU_ROWS that fits into its memory. Segments are read one by one
     without a memory, and if documents, which start with visible zeros, may start inside
-    a segment (`documents`). Raises UserError if `halo.check_pieces` refuses several.
+    a segment (`documents`).
     """
     zeros = documents and config.initial_memory == "zeros"
     if zeros or not config.mem_len:
         return 1
     P, M = mesh.shape["segments"] if mesh else 1, config.mem_len
     if requested:
-        if requested > 1 and P > 1:
-            check_pieces(config, P, requested * L, M, L)
         return requested
     if config.in_sequence:
         return 1

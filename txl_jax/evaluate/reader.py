@@ -18,6 +18,7 @@ from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
+from txl_jax.model.memory.halo import check_pieces
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory
 from txl_jax.model.segment import OneSegment, Segment, only
@@ -117,7 +118,7 @@ class Reader:
         segments: int = 1,
         documents: bool = False,
     ) -> None:
-        B, L, kind = batch_size, tgt_len, choose_kind(config)
+        B, L = batch_size, tgt_len
         S = count_segments(config, segments, B, L, mesh, documents)
         W = window_tokens(config, S, B, L, mesh)
         self.config, self.tgt_len, self.mesh = config, L, mesh
@@ -125,10 +126,12 @@ class Reader:
         # Whether a call is split over mesh.segments; the step then reads parameters
         # that are stacked.
         self.in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
-        if self.in_pieces:  # only hidden states pass from device to device
+        if self.in_pieces and mesh:  # only hidden states pass from device to device
             model, lay_out = TransformerXL(config), lambda params: params
+            check_pieces(config, mesh.shape["segments"], S * L, config.mem_len, L)
         else:
             model, lay_out = calls.fixed_model(config)
+        kind = choose_kind(config)
 
         def empty(params: Params) -> Any:
             memory: Any = (

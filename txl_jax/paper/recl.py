@@ -23,7 +23,6 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax import metrics
 from txl_jax.checkpoint.manifest import checksums
 from txl_jax.config import Config, with_values
 from txl_jax.data import vocab
@@ -43,6 +42,7 @@ from txl_jax.report.log import Progress, aligned, say
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import check_streams
+from txl_jax.update.state import parameter_count
 from txl_jax.workdir import load
 from txl_jax.workdir.claim import read_run, trained_on
 from txl_jax.workdir.fit import warn_of_rotations
@@ -159,7 +159,7 @@ def score(
     return np.stack(rows), {
         "workdir": str(member.folder),
         "checkpoint_step": loaded.step,
-        "parameters": metrics.parameter_count(loaded.params),
+        "parameters": parameter_count(loaded.params),
         **lengths,
         "full_context_tokens": full,
         "losses": str(folder),

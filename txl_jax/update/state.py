@@ -90,6 +90,11 @@ def abstract_params(config: ModelConfig) -> Params:
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
+def parameter_count(params: Any) -> int:
+    """Returns the number of scalars in a pytree of arrays or shapes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
 def like_params(model: ModelConfig, mesh: Mesh) -> Params:
     """Returns the parameters' shapes, dtypes and shardings on the mesh."""
     shapes = abstract_params(model)

@@ -302,8 +302,8 @@ def make_updater(
     optimizer = make_optimizer(optim_config)
     add_to_average = make_average(optim_config)
     size, seed, averages = config.batch_size, config.seed, add_to_average is not None
-    init, shardings = init_state(model_config, optimizer, size, seed, mesh, averages)
     schedule = make_schedule(optim_config, config.num_steps)
     model = TransformerXL(model_config)
     step = make_train_step(model, optimizer, schedule, config, add_to_average)
+    init, shardings = init_state(model_config, optimizer, size, seed, mesh, averages)
     return Updater(init, shardings, step)

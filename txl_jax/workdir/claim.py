@@ -6,7 +6,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from txl_jax import config as configs
-from txl_jax import metrics
 from txl_jax.checkpoint.manifest import Imported
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
@@ -17,7 +16,7 @@ from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
-from txl_jax.update.state import abstract_params
+from txl_jax.update.state import abstract_params, parameter_count
 from txl_jax.workdir.folder import CONFIG, RUN, VOCAB, read_config
 
 IMPORTED = "imported"  # in run.json: the source of an imported model
@@ -53,12 +52,13 @@ def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> 
     model: with the vocabulary's size. Reports libraries and devices that have changed.
     Every process checks, process 0 writes. Raises UserError for another corpus.
     """
+    shapes = abstract_params(model)
+    start = provenance.start(dataclasses.asdict(config))
     run = read_run(workdir) or {
-        "parameters": metrics.parameter_count(abstract_params(model)),
+        "parameters": parameter_count(shapes),
         "data": tokens.manifest,
         "starts": [],
     }
-    start = provenance.start(dataclasses.asdict(config))
     with refusing_damage(workdir / RUN):
         if run["data"]["splits"] != tokens.manifest["splits"]:
             raise UserError(

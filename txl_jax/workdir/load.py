@@ -168,13 +168,15 @@ def _fill_in(params: Params, config: Config, like: Params) -> Params:
 
 
 def _load_fitting(source: Path, config: Config, vocab: Vocab, mesh: Mesh) -> Params:
+    saved = read_config(source)
+    if not saved.model.vocab_size:
+        saved = fit_vocab(saved, vocab)
+    differences = configs.differences(saved, config)
     if vocabulary.load(source / VOCAB).to_json() != vocab.to_json():
         raise UserError(
             "its vocabulary is not this run's: use it with "
             f"data.vocab_path={str(source / VOCAB)!r}"
         )
-    saved = fit_vocab(read_config(source), vocab)
-    differences = configs.differences(saved, config)
     changes = {
         name: f"{name} is {old!r} there, {new!r} here"
         for name, (old, new) in differences.items()
