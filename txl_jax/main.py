@@ -12,6 +12,7 @@ files and prints.
 import os
 import signal
 import sys
+from importlib.metadata import version
 
 import txl_jax
 from txl_jax.errors import BROKEN_PIPE, USER_ERROR, UserError
@@ -66,7 +67,7 @@ def run_mode(args: list[str], is_program: bool) -> tuple[int, str]:
         if general.help:
             return 0, help.of_mode(general.mode) if general.mode else help.short()
         if general.version:
-            return 0, f"txl_jax {txl_jax.__version__}\n"
+            return 0, versions()
         command = flags.parse(args)
         if general.print_config:
             return 0, help.resolved(command)
@@ -77,6 +78,27 @@ def run_mode(args: list[str], is_program: bool) -> tuple[int, str]:
     from txl_jax.cli.modes import execute
 
     return execute(command, is_program)
+
+
+def versions() -> str:
+    """Returns the versions of txl_jax and jax, and the devices or why there are none.
+
+    On a slice of several hosts, jax finds its devices once all hosts have started.
+    """
+    lines = [f"txl_jax {txl_jax.__version__}"]
+    lines += [f"{name} {version(name)}" for name in ("jax", "jaxlib")]
+    try:
+        import_jax()
+        import jax
+
+        from txl_jax.runtime import distributed
+
+        distributed.find_devices()
+        devices = jax.local_devices()
+        lines.append(f"devices {len(devices)} {devices[0].device_kind}")
+    except UserError as error:
+        lines.append(f"devices 0 ({error})")
+    return "\n".join(lines) + "\n"
 
 
 def import_jax() -> None:

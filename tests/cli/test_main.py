@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -411,8 +412,15 @@ def test_a_mode_is_a_flag_or_the_first_word(home: Home) -> None:
 
 
 def test_version_and_modes() -> None:
-    assert command("--version").out == f"txl_jax {txl_jax.__version__}\n"
-    done = subprocess.run(
-        [sys.executable, "-m", "txl_jax", "--version"], capture_output=True, text=True
-    )
-    assert done.stdout == command("--version").out and list(modes.RUN) == list(MODES)
+    def run(**variables: str) -> str:
+        words = [sys.executable, "-m", "txl_jax", "--version"]
+        environment = {**os.environ, **variables}
+        return subprocess.check_output(words, text=True, env=environment)
+
+    known = f"txl_jax {txl_jax.__version__}\n"
+    for name in ("jax", "jaxlib"):
+        known += f"{name} {metadata.version(name)}\n"
+    assert re.fullmatch(re.escape(known) + r"devices [1-9]\d* cpu\n", run())
+    line = run(JAX_PLATFORMS="rocm").removeprefix(f"{known}devices 0 (no device (")
+    assert line.endswith("check JAX_PLATFORMS)\n") and "rocm" in line
+    assert list(modes.RUN) == list(MODES)

@@ -40,7 +40,7 @@ flags:
   --print_config      print every field and the origin of its value, and exit
   --help              print this, or after a mode (txl generate --help) its own flags
   --helpfull          print every field of every section, its meaning and default
-  --version           print the version
+  --version           print the versions of txl_jax and jax, and the devices
 
 The same command resumes a run that was stopped. Progress and a line with the main
 figures go to stderr; the last line on stdout is one JSON object.
