@@ -212,7 +212,7 @@ class Run:
             together=train.gradient_segments,
         )
         events = enter(Events(folder, step))
-        self.bar = enter(Progress("train", train.num_steps, step))
+        self.bar = enter(Progress("train", train.num_steps, step, unit=""))
         self.trace = enter(Trace(config.run.profile_from, step, folder / "profile"))
         log = MetricsLog(
             folder / METRICS,
@@ -255,7 +255,7 @@ class Run:
         while len(self.calls) > in_flight:
             step, metrics = self.calls.popleft()
             updates = fetch(metrics)
-            self.bar(step + len(updates), **self.log.append(updates))
+            self.bar(step + len(updates), 0, *self.log.append(updates))
             for number, update in enumerate(updates, step + 1):
                 if update["skipped_in_row"] >= MOST_SKIPPED and not self.bad:
                     self.bad = {"number": number, **update}

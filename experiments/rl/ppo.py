@@ -119,7 +119,7 @@ def train(options: Options, workdir: Path) -> Json:
             checkpoints, workdir, updater, None
         )
         log = enter(MetricsLog(workdir / METRICS, step, options.updates, every=1))
-        bar = enter(Progress("ppo", options.updates, step))
+        bar = enter(Progress("ppo", options.updates, step, unit=""))
         stop = enter(preemption.listening())
         update = Program("the update", updater.step, carries=True, donates=True)
         with log.timing.spend("compile"):
@@ -133,7 +133,7 @@ def train(options: Options, workdir: Path) -> Json:
                     "a lower --lr and another --workdir; older checkpoints stay"
                 )
             log.append([numbers])
-            bar(step, **{"return": f"{mean_return([numbers]):.3f}"})
+            bar(step, 0, f"return {mean_return([numbers]):.3f}")
             checkpoints.poll()
             ends = stop.at_boundary()
             if ends or step % options.save_every == 0 or step == options.updates:

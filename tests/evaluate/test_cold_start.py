@@ -38,7 +38,7 @@ def test_the_curve_is_the_mean_over_pieces() -> None:
         for at in range(0, 4 * T, T)
     ]
     tiny.assert_close(nll_T, np.mean(expected_PT, axis=0))
-    assert (pieces, reported) == (4, [(3, 4), (4, 4)])
+    assert (pieces, reported) == (4, [(3 * T, 4 * T), (4 * T, 4 * T)])
 
 
 def test_the_summary_adds_up(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class CorpusBuilder(tfds.core.ShardBasedBuilder):
         manual = Path(self.data_dir_root) / "downloads" / "manual"
         splits = fetch(self.corpus, dl_manager, manual, self.scratch)
         total = sum(map(size, splits.values()))
-        progress = Progress("data: storing", total, in_bytes=True)
+        progress = Progress("data: storing", total, unit="bytes")
         return {
             split: [
                 partial(_examples, ranges, start, progress)

@@ -208,7 +208,7 @@ class Encoder:
         self, split: str, label: str = "counting", meter: texts.Meter | None = None
     ) -> Iterator[bytes]:
         """Yields the blocks of a split under the convention, and reports progress."""
-        progress = Progress(f"data: {label} {split}", in_bytes=True)
+        progress = Progress(f"data: {label} {split}", unit="bytes")
         meter = meter or texts.Meter()
         for block in meter.measure(self.text.read(split), self.recipe.drop_newlines):
             yield block

@@ -77,7 +77,7 @@ def measure(
             segment.weights_SBL[:, streams.stream_B >= end - first] = 0
         nll_X = np.concatenate(jax.device_get([*read.outputs(params, segments)]))
         sum_T += nll_X[:T].astype(np.float64)
-        progress(end, P)
+        progress(end * T, P * T)
     return sum_T / P, P
 
 

@@ -22,7 +22,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import host_rows
 
-ShowProgress = Callable[[int, int], None]  # of (done, total)
+ShowProgress = Callable[[int, int], None]  # of (done, total), in tokens
 Evaluate = Callable[[Params, np.ndarray, ShowProgress], Json]
 
 
@@ -54,9 +54,10 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
 
 def each_segment(streams: Streams, progress: ShowProgress) -> Iterator[Segment]:
     """Yields the segments of an epoch; calls progress when the next one is read."""
+    tokens, count = len(streams.tokens) - 1, streams.segments_per_epoch
     for done, segment in enumerate(streams.epoch(), 1):
         yield segment
-        progress(done, streams.segments_per_epoch)
+        progress(tokens * done // count, tokens)
 
 
 def make_evaluate(

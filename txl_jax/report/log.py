@@ -30,6 +30,7 @@ GROUPS = {"exact": "train", "timing": "perf"}
 
 EVERY_SECONDS = 10.0  # between lines, where stderr is not a terminal
 QUIET_SECONDS = 2.0  # shorter waits are not reported
+NARROW = 6  # columns of the narrowest bar and its edges
 
 
 def say(line: str) -> None:
@@ -83,24 +84,27 @@ class Bar(io.StringIO):
 class Progress(tqdm.tqdm):
     """A bar on a terminal; elsewhere a line every ten seconds.
 
-    Only the first process shows it.
+    Both have the time that is left, and a rate: with `unit` tqdm's, in this unit,
+    otherwise one of the figures. Only the first process shows it.
     """
 
     total: int | None
 
     def __init__(
-        self, label: str, total: int = 0, done: int = 0, *, in_bytes: bool = False
+        self, label: str, total: int = 0, done: int = 0, *, unit: str = "tokens"
     ):
         """Starts at `done`, above 0 in a resumed run; total = 0 means unknown."""
         terminal = sys.stderr.isatty()
+        self.rate = ["{rate_noinv_fmt}"] if unit else []
+        self.figures: tuple[str, ...] = ()
         super().__init__(
             desc=label,
             total=total or None,
             initial=done,
             # Some terminals, mostly in containers, report a width of 0.
             ncols=shutil.get_terminal_size().columns if terminal else 0,
-            unit="B" if in_bytes else "it",
-            unit_scale=in_bytes,
+            unit=f" {unit}",
+            unit_scale=bool(unit),
             disable=not distributed.is_first(),
             file=None if terminal else Bar(),
             position=None if terminal else 0,  # tqdm moves the cursor for others
@@ -109,13 +113,29 @@ class Progress(tqdm.tqdm):
             maxinterval=EVERY_SECONDS,
         )
 
-    def __call__(self, done: int, total: int = 0, /, **figures: str) -> None:
-        """Sets the count, a total above 0, and figures such as loss="1.92"."""
+    def __call__(self, done: int, total: int = 0, /, *figures: str) -> None:
+        """Sets the count, a total above 0, and figures such as "loss 1.92"."""
         self.total = total or self.total
         if not self.disable:
-            text = " ".join(f"{name} {value}" for name, value in figures.items())
-            self.set_postfix_str(text, refresh=False)
+            self.figures = figures or self.figures
             self.update(done - self.n)
+
+    def __str__(self) -> str:
+        """Returns the bar or line, without the last figures if it were too long."""
+        state, columns = self.format_dict, self.ncols
+        start, shown = "{desc}: ", ["{n_fmt}"]
+        if self.total:
+            start += "{percentage:3.0f}% "
+            shown = ["{n_fmt}/{total_fmt}", "{remaining} left"]
+        shown += [*self.rate, *self.figures, "{elapsed} passed"]
+
+        def text(bar: str = "", ncols: int | None = None) -> str:
+            layout = {"bar_format": start + bar + ", ".join(shown), "ncols": ncols}
+            return self.format_meter(**{**state, **layout})
+
+        while columns and len(text()) > columns - NARROW and len(shown) > 1:
+            shown.pop()
+        return text("|{bar}| ", columns) if columns and self.total else text()
 
 
 @contextlib.contextmanager
@@ -184,7 +204,7 @@ class MetricsLog:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def append(self, updates: list[Json]) -> dict[str, str]:
+    def append(self, updates: list[Json]) -> list[str]:
         """Logs the metrics of the updates of one call; returns the newest to show."""
         seconds, waited = self.timing.lap(len(updates))
         for exact in updates:
@@ -193,12 +213,13 @@ class MetricsLog:
             if self.step % self.every == 0 or self.step == self.num_steps:
                 self._add(exact, timing)
                 self.timing.restart()
-        return {
-            "loss": f"{exact['loss']:.4f}",
-            "bpc": f"{bits(exact['loss']):.4f}",
-            "tokens_per_s": f"{exact['tokens'] / seconds:,.0f}",
-            "mfu": f"{self.timing.ideal_seconds / seconds:.1%}",
-        }
+        rate = tqdm.tqdm.format_sizeof(exact["tokens"] / seconds)
+        return [
+            f"{rate} tokens/s",
+            f"loss {exact['loss']:.4f}",
+            f"bpc {bits(exact['loss']):.4f}",
+            f"mfu {self.timing.ideal_seconds / seconds:.1%}",
+        ]
 
     def validated(self, valid_nll_nats: float) -> None:
         """Logs the validation of the newest update."""
