@@ -1,6 +1,7 @@
 """Progress is a bar on a terminal, occasional lines elsewhere, and nothing if quick."""
 
 import io
+import logging
 import queue
 import re
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from tests.support.processes import LIMIT_SECONDS
 from txl_jax.report import log
-from txl_jax.report.log import Progress, say, waiting
+from txl_jax.report.log import Progress, say, showing_lines, waiting
 
 
 @pytest.mark.parametrize("seconds, count", [(10.0, 0), (0.0, 9)])
@@ -54,6 +55,17 @@ def test_on_a_terminal_progress_is_a_bar(
     assert re.match(r"valid: 100% \|\S+ *\| 9.00k/9.00k, 00:00 left, \d\S+ tok", valid)
     last = {60: "12.3k tokens/s", 80: "loss 1.9234", 120: "passed"}[columns]
     assert train.strip().endswith(last), "only whole figures are omitted"
+
+
+def test_a_message_of_the_core_is_shown_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handlers = [logging.StreamHandler(sys.stderr)]  # a library may have added one
+    monkeypatch.setattr(logging.root, "handlers", handlers)
+    with showing_lines():
+        logging.getLogger("txl_jax.runtime").info("compiling")
+    assert capsys.readouterr().err == "compiling\n"
+    assert logging.getLogger("txl_jax").propagate
 
 
 def test_a_long_wait_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,12 +62,13 @@ class Lines(logging.Handler):
 def showing_lines() -> Iterator[None]:
     """Prints messages of rooms above inside the context, as `say` does."""
     logger = logging.getLogger("txl_jax")
-    before, logger.handlers, level = logger.handlers, [Lines()], logger.level
+    before, level, propagates = logger.handlers, logger.level, logger.propagate
+    logger.handlers, logger.propagate = [Lines()], False  # orbax adds a root handler
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.handlers = before
+        logger.handlers, logger.propagate = before, propagates
         logger.setLevel(level)
 
 
