@@ -77,8 +77,8 @@ def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
             np.where(real_BL1, logits_BLV, 0), np.where(real_BL1, expected_BLV, 0)
         )
         np.testing.assert_array_equal(kept.filled_B, memory.filled_B)
-    projected: Any = jax.jit(KeyValueMemory.of, static_argnums=(0, 4))(
-        config, apart, memory.h_NBMD, memory.filled_B, L
+    projected: Any = jax.jit(KeyValueMemory.of, static_argnums=(0, 3))(
+        config, apart, memory, L
     )
     for n, layer in enumerate(kept.layers):
         for b, start in enumerate(layer.start_B):

@@ -50,10 +50,7 @@ project.defvjp(_forward, _backward)
 
 
 class Attention(nn.Module):
-    """The attention sublayer: projections, kernel, output, residual and LayerNorm.
-
-    layout: see `TransformerXL`.
-    """
+    """The attention sublayer: projections, kernel, output, residual and LayerNorm."""
 
     config: ModelConfig
     layout: Layout = "stacked"

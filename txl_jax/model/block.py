@@ -83,7 +83,5 @@ class Block(nn.Module):
         attention = Attention(self.config, self.layout, name="attention")
         h_BLD, kept = attention(h_BLD, layer, biases, R_RD, oldest_BL)
         h_BLD = FeedForward(self.config, self.layout, name="feed_forward")(h_BLD)
-        params = attention.variables["params"]
-        return h_BLD, choose_kind(self.config).keep(
-            layer, kept, h_BLD, oldest_BL, dict(params)
-        )
+        params, keep = attention.variables["params"], choose_kind(self.config).keep
+        return h_BLD, keep(layer, kept, h_BLD, oldest_BL, dict(params))

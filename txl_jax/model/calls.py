@@ -23,6 +23,7 @@ from txl_jax.kernels.sharded import count_pieces, join_pieces, split_pieces
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
+from txl_jax.model.memory.interval import find_oldest, keys_per_query
 from txl_jax.model.memory.key_values import unstack
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory
@@ -107,15 +108,10 @@ def read_in_sequence(
     length_B: Array | None,
     L: int,
 ) -> tuple[Array, AnyMemory]:
-    """Returns what `TransformerXL.read` does after segments, one after the other.
-
-    Gradients pass through what a memory does not stop.
-    """
+    """Returns what `TransformerXL.read` does after segments, one after the other."""
     B, T = h_BTD.shape[:2]
-    if first_BT is None:
-        first_BT = jnp.zeros((B, T), bool)
-    if length_B is None:
-        length_B = jnp.full(B, T, jnp.int32)
+    first_BT = jnp.zeros((B, T), bool) if first_BT is None else first_BT
+    length_B = jnp.full(B, T, jnp.int32) if length_B is None else length_B
 
     def cut(x_BT: Array) -> Array:
         x_BSL = x_BT.reshape(B, T // L, L, *x_BT.shape[2:])
@@ -147,7 +143,8 @@ def read_in_pieces(
     M, T = memory.mem_len, tokens_BT.shape[1]
     check_pieces(model.config, P, T, M, segment_len)
     memory, first_BT = model.kind.begin(memory, first_BT)
-    oldest_BT = model.find_oldest(memory, first_BT, T, segment_len)
+    keys = keys_per_query(model.config, M)
+    oldest_BT = find_oldest(memory.filled_B, first_BT, M, T, keys, segment_len)
     halo = HaloMemory.of(memory, P, T, length_B)
     h_YXD = model.enter(model.embedding.embed(split_pieces(tokens_BT, P)))
     oldest_YX = split_oldest(oldest_BT, P)

@@ -15,7 +15,7 @@ from txl_jax.model.dropout import Dropout
 from txl_jax.model.initializers import Layout, keep_sums, weight
 from txl_jax.model.memory.interval import find_oldest, keys_per_query
 from txl_jax.model.memory.kinds import choose_kind
-from txl_jax.model.memory.protocol import AnyMemory, Call, Kept, MemoryLike
+from txl_jax.model.memory.protocol import AnyMemory, Call, Kept
 from txl_jax.model.positions import SCHEMES, bias_shape
 
 
@@ -37,9 +37,8 @@ class TransformerXL(nn.Module):
         """Creates the layers, the embedding, and the biases outside the layers."""
         config, self.kind = self.config, choose_kind(self.config)
         if self.layout == "separate":
-            self.layers: Any = [
-                Block(config, self.layout) for _ in range(config.n_layer)
-            ]
+            layers = range(config.n_layer)
+            self.layers: Any = [Block(config, self.layout) for _ in layers]
         else:
             self.layers = nn.scan(
                 rematerialize(Block, config),
@@ -106,7 +105,8 @@ class TransformerXL(nn.Module):
         """Returns (the last layer's output, memory); segment_len: see `calls.read`."""
         kind, M, L = self.kind, memory.mem_len, h_BLD.shape[1]
         memory, first_BL = kind.begin(memory, first_BL)
-        oldest_BL = self.find_oldest(memory, first_BL, L, segment_len)
+        keys = keys_per_query(self.config, M)
+        oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
         call = Call(L, first_BL, length_B, self.memory_parameter)
         opened = kind.open(memory, call)
         h_BTD, oldest_BT = kind.surround(opened, h_BLD, oldest_BL)
@@ -114,14 +114,6 @@ class TransformerXL(nn.Module):
         h_BTD, kept = self.run_layers(h_BTD, opened.layers, oldest_BT, M, T)
         h_BLD, kept = kind.leave(opened, h_BTD, kept)
         return h_BLD, opened.append(kept, length_B, first_BL)
-
-    def find_oldest(
-        self, memory: MemoryLike, first_BL: Array | None, L: int, segment_len: int
-    ) -> Array:
-        """Returns the oldest key that each of L queries sees."""
-        M, filled_B = memory.mem_len, memory.filled_B
-        keys = keys_per_query(self.config, M)
-        return find_oldest(filled_B, first_BL, M, L, keys, segment_len)
 
     def run_layers(
         self, h_BLD: Array, layers: Any, oldest_BL: Array, M: int, T: int

@@ -167,9 +167,7 @@ class HiddenStates(Kind):
     def one_token(self, params: Params, memory: Any) -> MemoryLike:
         """Returns a memory of any number of tokens as rings."""
         if isinstance(memory, Memory):
-            memory = KeyValueMemory.of(
-                self.config, params, memory.h_NBMD, memory.filled_B, tgt_len=1
-            )
+            memory = KeyValueMemory.of(self.config, params, memory, tgt_len=1)
         return RingMemory.of(self.config, memory)
 
     def begin(self, memory: Any, first_BL: Array | None) -> tuple[Any, Array | None]:

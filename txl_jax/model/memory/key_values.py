@@ -8,7 +8,7 @@ Dims: J = 3 of q, k and v, P = 2 parts of C = D / 2 columns, X = H A, Y tokens.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -183,27 +183,22 @@ class KeyValueMemory:
 
     @classmethod
     def of(
-        cls,
-        config: ModelConfig,
-        params: Params,
-        h_NBMD: Array,
-        filled_B: Array,
-        tgt_len: int,
+        cls, config: ModelConfig, params: Params, memory: Any, tgt_len: int
     ) -> "KeyValueMemory":
         """Returns the keys and values of a `Memory`, for calls of tgt_len tokens.
 
         `params` are laid out (`unstack`).
         """
-        B, M = h_NBMD.shape[1:3]
+        B, M = len(memory.filled_B), memory.mem_len
         states = [
             project_states(config, params[f"layers_{n}"]["attention"], h_BMD)
-            for n, h_BMD in enumerate(h_NBMD)
+            for n, h_BMD in enumerate(memory.h_NBMD)
         ]
         k_NHBMA, v_NHBMA = (
             jnp.stack([heads_first(x_BMHA) for x_BMHA in each])
             for each in zip(*states, strict=True)
         )
-        saved = NewestKeyValues(k_NHBMA, v_NHBMA, filled_B)
+        saved = NewestKeyValues(k_NHBMA, v_NHBMA, memory.filled_B)
         return cls.empty(config, params, B, tgt_len, M).resume(saved)
 
     def resume(self, saved: NewestKeyValues) -> "KeyValueMemory":
