@@ -81,7 +81,7 @@ class Config:
         refuse(
             0 < model.retrieval_len <= model.mem_len,
             f"model.retrieval_len = {model.retrieval_len} must be above model.mem_len "
-            f"= {model.mem_len}: what the memory shows is not retrieved",
+            f"= {model.mem_len}: tokens in the memory are not retrieved",
         )
         with prefixed("with the lengths of eval"):
             evaluation_model(model, eval)
@@ -152,7 +152,7 @@ class Config:
             )
 
 
-KINDS = {bool: "true or false", int: "a whole number", float: "a number"}  # of flags
+KINDS = {bool: "true or false", int: "a whole number", float: "a number"}  # in messages
 SECTIONS: dict[str, type] = Config.__annotations__
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {
@@ -163,9 +163,9 @@ FIELDS: dict[str, dataclasses.Field[Any]] = {
 
 
 def select(names: str) -> list[str]:
-    """Returns the fields of "section section.field,field -section.field".
+    """Returns the names of the fields in "section section.field,field -section.field".
 
-    Without those after a minus. Raises ValueError for an unknown name.
+    A minus excludes fields. Raises ValueError for an unknown name.
     """
     words = set()
     for word in names.split():
@@ -177,19 +177,19 @@ def select(names: str) -> list[str]:
     return [name for name in chosen if f"-{name}" not in words]
 
 
-# A run with another value of these is another run.
+# A run with different values of these is a different run.
 IDENTITY = select("""
     model data train optim -model.kernel,remat_policy,unroll -data.path,data_dir,dtype
     -train.num_steps,log_every,eval_every
 """)
-# A run may start from parameters that were trained with another value of these.
+# A run may start from parameters that were trained with other values of these.
 FREE = select("""
     model.mem_len,initial_memory,recurrence,clamp_len,same_length,retrieval_len
     model.retrieval_top_k,memory_tokens,compressed_len,fast_weights
     model.dropout,dropatt,variational,word_dropout,init_std,proj_init_std,norm_init_std
     model.dtype,kernel,remat_policy,unroll
 """)
-# A trained model may be read with another value of these.
+# A trained model may be read with other values of these.
 READ = select("model.retrieval_len,retrieval_top_k,compressed_len")
 # A run with train.init_from takes these from its source.
 INHERITED = select("model data.vocab,vocab_path,vocab_size")
@@ -253,7 +253,7 @@ def field_type(name: str) -> type:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Returns the value as the type of field `name`; an int also serves as a float."""
+    """Checks that the value has the type of field `name`; converts int to float."""
     wanted = field_type(name)
     if items := get_args(wanted):
         if type(value) in (tuple, list) and all(type(x) is items[0] for x in value):
@@ -285,7 +285,7 @@ def load(source: str) -> Config:
     path = Path(source)
     if not path.suffix and "/" not in source:
         path = _packaged(source)
-    if path.suffix != ".py" or not os.path.isfile(path):  # or too long
+    if path.suffix != ".py" or not os.path.isfile(path):  # False if too long
         raise UserError(f"no config file {source!r}: give FILE.py or a packaged name")
     try:
         sections = ConfigDict(runpy.run_path(str(path))["get_config"]()).to_dict()
@@ -333,7 +333,7 @@ def load_json(path: Path) -> Config:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path.parent} holds no run (no {path.name}): give the --workdir of a "
-            "run, --config to start one, or the --model in a file"
+            "run, --config to start one, or --model for a model in one file"
         ) from None
     except (OSError, *DAMAGE, UserError) as error:
         raise UserError(

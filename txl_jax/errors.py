@@ -25,9 +25,9 @@ INTERRUPTED = 130  # as in a shell: a scheduler should not restart the run
 BROKEN_PIPE = 141  # as in a shell: 128 + SIGPIPE
 
 DIRECTIONS = "LRE LRO RLE RLO PDF LRI RLI FSI PDI".split()
-# A quotation, or text without a space, of over 200 characters; also cut to 200.
+# Quotations, and text without spaces, of over 200 characters: cut to 200.
 LONG = re.compile(r"(?<=[ =(])(?:'[^']{199,}'|\"[^\"]{199,}\")|\S{201,}")
-LONGEST_LINE = 1000  # characters of an error; of a longer one the middle is left out
+LONGEST_LINE = 1000  # characters of an error; longer ones lose their middle
 
 
 class Interrupted(Exception):
@@ -71,11 +71,11 @@ def prefixed(name: object) -> Iterator[None]:
 
 
 class BadNumbers(Exception):
-    """Values are not finite: of too many updates in a row, of parameters or a result.
+    """Too many updates in a row, or parameters or a result, are not finite.
 
     The skipped updates of a training changed no parameter, and a checkpoint was saved
-    after them. The same command continues with the data that follow, so a scheduler
-    should not restart the run by itself.
+    after them. The same command continues with the next data, so a scheduler should not
+    restart the run by itself.
     """
 
     status = BAD_NUMBERS

@@ -12,12 +12,12 @@ from txl_jax.errors import UserError, require_one_of
 
 T = TypeVar("T")
 Values = dict[str, Any]  # values of fields, by "section.field"
-# Raises UserError if a value does not suit the field of this name.
+# Raises UserError if a value is not valid for the field of this name.
 Check = Callable[[Any, str], None]
 
 
 def _numbers(holds: Callable[[float], bool], wanted: str) -> Check:
-    """Constrains numbers, also in a tuple; texts pass."""
+    """Constrains a number or the numbers in a tuple; strings pass."""
 
     def check(value: Any, name: str) -> None:
         values = value if isinstance(value, tuple) else (value,)

@@ -216,7 +216,7 @@ def test_processes_that_disagree_are_refused(tmp_path: Path) -> None:
     run = Processes(tmp_path, f"--config={tiny}", f"--workdir={tmp_path / 'run'}")
     assert run.wait() == [2, 2]
     said = [run.said(index)[0] for index in range(2)]
-    assert any("optim.lr of process 1 differs from that of" in line for line in said)
+    assert any("optim.lr differs between process 1 and" in line for line in said)
     assert not (tmp_path / "run").exists()
 
 

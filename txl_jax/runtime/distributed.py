@@ -70,7 +70,7 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
         )
         os._exit(RETRY)
 
-    # The timeout of jax itself would abort with a C++ stack, so it comes later.
+    # jax's own timeout is longer, because it would abort with a C++ stack trace.
     timer = threading.Timer(wait_seconds, give_up)
     timer.daemon = True
     timer.start()
@@ -110,7 +110,7 @@ def find_devices() -> None:
             os._exit(USER_ERROR)
         raise UserError(line) from error
     if several():
-        wait_for_all()  # see there
+        wait_for_all()  # see its docstring
         multihost_utils.sync_global_devices("txl_jax")
 
 
@@ -140,7 +140,7 @@ def gather(values: np.ndarray) -> np.ndarray:
     """Returns the arrays of all processes, stacked; every process calls this."""
     if not several():
         return values[None]
-    wait_for_all()  # see there
+    wait_for_all()  # see its docstring
     return np.asarray(multihost_utils.process_allgather(values))
 
 
@@ -150,7 +150,7 @@ def anywhere(condition: bool) -> bool:
 
 
 def differing(values: Mapping[str, object]) -> dict[str, int]:
-    """Returns the names of values that differ from process 0's, with a process each."""
+    """Returns {name of a value: a process in which it differs from process 0's}."""
     own = [zlib.crc32(repr(value).encode()) for value in values.values()]
     all_PN = gather(np.array(own, np.uint32))
     others = (np.flatnonzero(all_P != all_P[0]).tolist() for all_P in all_PN.T)
@@ -161,14 +161,14 @@ def require_equal(values: Mapping[str, object]) -> None:
     """Raises UserError in all processes if a value differs between them."""
     for name, other in differing(values).items():
         raise UserError(
-            f"{name} of process {other} differs from that of process 0 (here it is "
+            f"{name} differs between process {other} and process 0 (here it is "
             f"{values[name]!r}): start all processes with the same command"
         )
 
 
 @contextlib.contextmanager
 def together(*errors: type[Exception]) -> Iterator[None]:
-    """Raises an error of `errors`, or a UserError, of any process in all of them."""
+    """If any process raises a UserError or one of `errors`, raises it in all."""
     kinds: tuple[type[Exception], ...] = (UserError, *errors)
     raised: Exception | None = None
     try:
@@ -184,10 +184,10 @@ def together(*errors: type[Exception]) -> Iterator[None]:
 
 
 def wait_for_all() -> None:
-    """Waits until every process has made this call as many times.
+    """Waits until every process has called this equally often.
 
     Must precede the first call of a program with collectives, after its compilation:
-    devices of CPUs that communicate for the first time wait 30 s for one another.
+    CPU devices that communicate for the first time wait 30 s for one another.
     """
     _barrier("txl_jax", WAIT_SECONDS)
 

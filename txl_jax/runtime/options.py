@@ -1,4 +1,4 @@
-"""Options of processes, logs and the mesh of devices."""
+"""Options of logs and traces."""
 
 import dataclasses
 

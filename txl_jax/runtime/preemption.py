@@ -2,11 +2,11 @@
 
 A preempted machine or Slurm sends SIGTERM, Ctrl-C sends SIGINT. The training loop ends
 at the next boundary, after a call of the step or a segment of a validation, and saves.
-Outside of the loop, nothing is lost, and signals have their default actions.
+Outside the loop, nothing is lost, and signals have their default actions.
 
 Any process of a run may receive the signal. JAX's preemption service, which handles
-SIGTERM from the connection on, makes all of them end at the same boundary: without a
-collective, it chooses in the background the next one that no process has reached.
+SIGTERM from the connection on, makes all of them end at the same boundary: the next one
+that no process has reached, chosen in the background without a collective.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class Stop:
     """Whether a training has to end.
 
     status: exit status, nonzero once this process has received a signal. reached:
-    `at_boundary` has returned True.
+    whether `at_boundary` has returned True.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ class Program:
     function: Callable[..., Any]
     carries: bool = False
     donates: bool = False
-    options: dict[str, str | bool] | None = None  # of the compiler
+    options: dict[str, str | bool] | None = None  # for the compiler
     timed: Callable[[], AbstractContextManager[object]] = nullcontext  # while compiling
     compiled: dict[Hashable, jax.stages.Compiled] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class Program:
         """
         shapes = tuple(map(np.shape, jax.tree.leaves(args[-1])))
         if shapes not in self.compiled:
-            jax.block_until_ready(args)  # what computes them is not timed
+            jax.block_until_ready(args)  # their computation is not timed
             text = f"compiling {self.name}"
             notice = threading.Timer(QUIET_SECONDS, log.info, [text])
             notice.start()
@@ -105,7 +105,7 @@ def keep() -> None:
 
 
 def processor() -> str:
-    """Returns a key of the processor and its usable cores, on which bits depend."""
+    """Returns a key of the processor and its usable cores, which results depend on."""
     parts = {platform.machine(), platform.processor(), os.environ.get("NPROC", "")}
     parts.add(f"{usable_cores()} cores")
     cpuinfo = Path("/proc/cpuinfo")
@@ -122,8 +122,8 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-# The commands that jaxlib 0.10 to 0.12 record into CUDA graphs by default, and loops. A
-# compiler option replaces the default list; it accepts no "+WHILE", as XLA_FLAGS do.
+# The commands that jaxlib 0.10 to 0.12 record into CUDA graphs by default. A compiler
+# option replaces this list; unlike XLA_FLAGS, it does not accept "+WHILE".
 COMMANDS = "FUSION CUBLAS CUBLASLT CUSTOM_CALL CUDNN DYNAMIC_SLICE_FUSION CONDITIONAL"
 RECORDED = "xla_gpu_enable_command_buffer"
 
@@ -131,8 +131,8 @@ RECORDED = "xla_gpu_enable_command_buffer"
 def record_loops(devices: Collection[jax.Device]) -> dict[str, str | bool] | None:
     """Returns the compiler options of a step whose loops become CUDA graphs.
 
-    So the host starts a loop once, not each of its kernels. This was measured on one
-    NVIDIA GPU; for other and for several devices, and where XLA_FLAGS state the
+    The host then starts a loop once instead of each of its kernels. This was measured
+    on one NVIDIA GPU; for other or several devices, and where XLA_FLAGS state the
     commands, the compiler keeps its defaults.
     """
     kinds = {device.device_kind for device in devices}

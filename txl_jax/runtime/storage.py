@@ -1,7 +1,7 @@
-"""Files, local or on gs://: paths, whole writes, JSON, and what can go wrong.
+"""Local files and files on gs://: paths, atomic writes, JSON and errors.
 
-`etils.epath.Path` has the methods of `pathlib.Path`, which local paths are: it takes a
-tenth of a second to import, and only gs:// needs it.
+Local paths are `pathlib.Path`. Paths on gs:// are `etils.epath.Path`, which has the
+same methods and takes a tenth of a second to import.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from txl_jax.errors import UserError
 
-# An object of JSON, such as the result of a mode.
+# A JSON object, such as the result of a mode.
 Json = dict[str, Any]
 # Exceptions that reading a damaged JSON file can raise.
 DAMAGE = (
@@ -26,7 +26,7 @@ DAMAGE = (
 
 SCHEME = "gs://"
 LIBRARIES = ("gcsfs", "google.cloud.storage")
-# What their errors, and those of TensorStore, say of a store that is out of reach.
+# Words in their errors, and in TensorStore's, when a store cannot be reached.
 UNREACHABLE = (
     *("PermissionError", "PERMISSION_DENIED", "UNAUTHENTICATED", "Forbidden"),
     *("UNAVAILABLE", "DEADLINE_EXCEEDED", "Cannot connect", "CURL error"),
@@ -49,7 +49,7 @@ def remote_path(address: str, flag: str) -> Path:
     for name in LIBRARIES:
         try:
             found = importlib.util.find_spec(name)
-        except ModuleNotFoundError:  # the package that it is in
+        except ModuleNotFoundError:  # its parent package is missing
             found = None
         if not found:
             raise UserError(
@@ -73,7 +73,7 @@ def is_file(path: Path) -> bool:
 
 
 def require_unicode(path: str, flag: str) -> None:
-    """Raises UserError for a path with other bytes, which libraries do not open."""
+    """Raises UserError for a path that is not UTF-8, which libraries cannot open."""
     try:
         path.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -97,7 +97,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         sync(fresh)
         fresh.replace(path)
     finally:
-        fresh.unlink(missing_ok=True)  # of a failed write
+        fresh.unlink(missing_ok=True)  # after a failed write
 
 
 def sync(path: Path) -> None:
@@ -115,7 +115,7 @@ def refusing_damage(
     fix: str = "restore it from a backup, or delete it to continue",
     *more: type[Exception],
 ) -> Iterator[None]:
-    """Raises UserError for an error of DAMAGE, of the disk, or one of `more`."""
+    """Converts OSError, DAMAGE and `more` to UserError, except PermissionError."""
     kinds: tuple[type[Exception], ...] = (OSError, *DAMAGE, *more)
     try:
         yield
@@ -126,18 +126,18 @@ def refusing_damage(
 
 
 def errors() -> tuple[type[Exception], ...]:
-    """Returns OSError and what the libraries raise, for an `except` clause."""
-    if "gcsfs" not in sys.modules:  # which reads and writes all paths on gs://
+    """Returns OSError and the libraries' exceptions, for an `except` clause."""
+    if "gcsfs" not in sys.modules:  # it reads and writes all paths on gs://
         return (OSError,)
     from gcsfs.retry import RETRIABLE_EXCEPTIONS, HttpError
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
 
-    retried = RETRIABLE_EXCEPTIONS  # of its network libraries, after all attempts
+    retried = RETRIABLE_EXCEPTIONS  # from network libraries, after all attempts
     return OSError, *retried, HttpError, GoogleAPIError, GoogleAuthError
 
 
-# Errors that no change of the program prevents.
+# Errors that no change to the program would prevent.
 OF_THE_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE),
     *(errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR),
@@ -146,12 +146,12 @@ OF_THE_MACHINE = (
 
 
 def place(error: OSError) -> str | None:
-    """Returns the path that could not be used; of a rename, its target."""
+    """Returns the path that could not be used: for a rename, the target."""
     return error.filename2 or error.filename
 
 
 def machine_error(error: BaseException) -> str:
-    """Returns the user's line if a local disk or its permissions failed, else ""."""
+    """Returns the message if a local disk or its permissions failed, else ""."""
     if not isinstance(error, OSError):
         return ""
     where = place(error) or "the disk or stdout"
@@ -162,7 +162,7 @@ def machine_error(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the beginning of an error's message; TensorStore's has its reason."""
+    """Returns the start of an error's message, after the reason in TensorStore's."""
     text = str(error)
     array = re.search(r"""path\\?['"]: ?\\?['"]([^/'"\\]+)/\\?['"]""", text)
     system = re.search(r": ([^:\[]+) \[os_error_code=", text)

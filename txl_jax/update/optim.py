@@ -156,7 +156,7 @@ def scale_by_clipped_trust_ratio(epsilon: float) -> optax.GradientTransformation
 
 
 def squares(tree: Params) -> Params:
-    """Returns the sum of squares of each of NVIDIA's tensors, to broadcast to leaves.
+    """Returns sums of squares over NVIDIA's tensors, broadcastable to the leaves.
 
     Each layer of a stacked leaf is a separate tensor; q, k and v of a layer are one
     tensor; the softmax's bias is one tensor per cluster if clusters have tables.
@@ -237,7 +237,7 @@ def make_optimizer(config: OptimConfig) -> optax.GradientTransformationExtraArgs
     """
     clips = [clip(config.clip)] if config.clip else []
     parts = [*clips, *OPTIMIZERS[config.optimizer](config)]
-    return optax.chain(*(parts or [optax.identity()]))  # none of plain SGD
+    return optax.chain(*(parts or [optax.identity()]))  # plain SGD has none
 
 
 def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:

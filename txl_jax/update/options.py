@@ -25,7 +25,7 @@ class TrainConfig:
     segments_per_call: int = field(
         1,
         at_least(1),
-        help="Segments in a call; just before a save or validation fewer.",
+        help="Segments in a call; fewer just before a save or validation.",
     )
     segments_per_update: int = field(
         1, at_least(1), help="Segments whose gradient makes an update."
@@ -95,10 +95,10 @@ class TrainConfig:
         )
 
     def updates_of_call(self, save_every: int, step: int = 0) -> int:
-        """Returns U, the updates of the call to the device after update `step`.
+        """Returns U, the number of updates in the call after update `step`.
 
         Validations, checkpoints (every `save_every` updates) and the end of the run
-        fall between two calls. With fewer updates left until then than in a full call,
+        fall between two calls. If fewer updates remain until then than a full call has,
         each update is a call, so that no interval needs more than two programs. No call
         has more updates than the first.
         """
@@ -132,7 +132,8 @@ class OptimConfig:
     weight_decay: float = field(0.0, help="Weight decay, of matrices only.")
     asgd_from: int = field(
         0,
-        help="First update of the mean that is evaluated instead (ASGD). 0 keeps none.",
+        help="Averages parameters from this update on, and evaluates the average "
+        "(ASGD). 0 is off.",
     )
 
     def __post_init__(self) -> None:

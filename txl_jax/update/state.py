@@ -1,4 +1,4 @@
-"""The state of a training run on the devices: fresh, and from update to update."""
+"""The state of a training run on the devices."""
 
 import dataclasses
 import functools
@@ -51,7 +51,7 @@ class TrainState:
 
     @property
     def evaluated(self) -> Params:
-        """The parameters that are validated: their mean in a run with an average."""
+        """The parameters to validate: their mean in a run with an average."""
         return self.average.params if self.average else self.params
 
     def start_from(self, params: Params) -> "TrainState":
@@ -68,10 +68,10 @@ TrainStep = Callable[[TrainState, Segment], tuple[TrainState, Metrics]]
 
 
 class Updater(NamedTuple):
-    """How to begin and to update the state of a run."""
+    """Creates and updates the state of a run."""
 
     init: Callable[[], TrainState]  # makes a fresh state; jitted
-    shardings: TrainState  # of the state
+    shardings: TrainState  # a sharding instead of each array
     step: TrainStep  # not jitted
 
 

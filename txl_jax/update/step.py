@@ -36,7 +36,7 @@ from txl_jax.update.optim import (
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import Metrics, TrainState, TrainStep, Updater, init_state
 
-# By the code in an update's metrics.
+# Indexed by `reason` in an update's metrics.
 REASONS = (
     "",  # the update was made
     "its loss is not finite",
@@ -153,7 +153,7 @@ def split_streams(x: Array, axis: int, C: int) -> Array:
 
 
 def join_streams(x: Array, axis: int) -> Array:
-    """Returns the array whose chunks `split_streams` returned."""
+    """Inverts `split_streams`."""
     x = jnp.moveaxis(x, 0, axis + 1)
     B = x.shape[axis] * x.shape[axis + 1]
     return x.reshape(*x.shape[:axis], B, *x.shape[axis + 2 :])
@@ -224,8 +224,8 @@ def make_train_step(
 ) -> TrainStep:
     """Returns train_step(state, segments [S, ..]) -> (state, metrics [U]).
 
-    The loss of an update is the mean nll of its scored tokens, in nats; losses of the
-    memory are metrics of their own, and part of the gradient. An update whose loss or
+    The loss of an update is the mean nll of its scored tokens, in nats; the memory's
+    losses are separate metrics, and part of the gradient. An update whose loss or
     gradient norm is not finite is skipped: it only empties the memory and counts as a
     step of the schedule. It is never applied later.
     """
@@ -237,11 +237,11 @@ def make_train_step(
         sums, memory = sum_gradients(
             model, state.params, state.memory, segments, key, config
         )
-        # In a copying task, all segments may be without a scored token.
+        # In a copying task, an update may have no scored token.
         tokens = jnp.maximum(sums.tokens, 1)
         loss = sums.nll / tokens
-        # Computed twice, for the norm and for the optimizer: kept between the two, the
-        # mean would be a second copy of all gradients.
+        # Computed twice, for the norm and for the optimizer: keeping the mean between
+        # the two would store a second copy of all gradients.
         mean_grads = functools.partial(
             jax.tree.map, lambda grad: grad / tokens, sums.grads
         )
@@ -287,7 +287,7 @@ def make_train_step(
 def over_updates(
     update: TrainStep, G: int, state: TrainState, segments: Segment
 ) -> tuple[TrainState, Metrics]:
-    """Makes an update of every G segments, in one scan."""
+    """Makes one update for every G segments, in one scan."""
     each = jax.tree.map(lambda x: x.reshape(-1, G, *x.shape[1:]), segments)
     return jax.lax.scan(update, state, each)
 
@@ -298,7 +298,7 @@ def make_updater(
     optim_config: OptimConfig,
     mesh: Mesh,
 ) -> Updater:
-    """Returns how to begin and to update a run on the mesh."""
+    """Returns the Updater of a run on the mesh."""
     optimizer = make_optimizer(optim_config)
     add_to_average = make_average(optim_config)
     size, seed, averages = config.batch_size, config.seed, add_to_average is not None
