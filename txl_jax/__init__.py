@@ -46,9 +46,11 @@ with epy.lazy_api_imports(globals()):
     from txl_jax.workdir.load import load as load
     from txl_jax.workdir.memory_file import load_memory as load_memory
     from txl_jax.workdir.memory_file import save_memory as save_memory
+    from txl_jax.workdir.scoring import hidden_states as hidden_states
+    from txl_jax.workdir.scoring import score as score
 
 __version__ = "0.1.0"
 __all__ = [
     *("Loaded", "Memory", "ModelConfig", "TransformerXL", "UserError"),
-    *("load", "load_memory", "save_memory"),
+    *("hidden_states", "load", "load_memory", "save_memory", "score"),
 ]

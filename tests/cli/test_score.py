@@ -6,6 +6,7 @@ The scores are invented: 1, 2, 3, ... Dims: T tokens of a document.
 import io
 import json
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from txl_jax.cli import score_texts
 from txl_jax.data.vocab import CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.evaluate.options import ScoreConfig
-from txl_jax.evaluate.score import Scores, split
+from txl_jax.evaluate.score import Results, split
 
 WORDS = WordVocab(["<eos>", "<unk>", "the", "cat"])
 
 
-def count(tokens_T: np.ndarray, prefix_T: np.ndarray) -> Scores:
-    nll_T = np.arange(len(tokens_T), dtype=float) + len(prefix_T)
-    nll_T[nll_T == 0] = np.nan
-    return Scores(nll_T, np.ones((len(tokens_T), 2), np.float32))
+def count(texts: Iterable[np.ndarray], prefix_T: np.ndarray) -> Iterator[Results]:
+    for tokens_T in texts:
+        nll_T = np.arange(len(tokens_T), dtype=float) + len(prefix_T)
+        nll_T[nll_T == 0] = np.nan
+        yield {"nll": nll_T, "hidden": np.ones((len(tokens_T), 2), np.float32)}
 
 
 def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:

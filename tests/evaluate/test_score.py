@@ -1,22 +1,26 @@
-"""The nll of a document equals the oracle's, with a memory that starts empty.
+"""The nll of a text equals the oracle's, whatever texts are read beside it.
 
-Dims: B = 1 stream, T tokens of a document, D model.
+Dims: B streams, T tokens of a text, D model.
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
 from tests.support.reference_tokens import Stream as TokenStream
 from tests.support.refusal import refused
-from txl_jax.evaluate import score
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.score import Score
+from txl_jax.evaluate.score import TextReader, arrange
+from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import sharding
@@ -28,10 +32,33 @@ MEMORY = EvalConfig(streams=1, tgt_len=5, mem_len=9)
 WINDOW = EvalConfig(streams=1, tgt_len=3, mem_len=0, ext_len=4)
 
 
+class Scores(NamedTuple):
+    """The results for one text."""
+
+    nll_T: np.ndarray
+    hidden_TD: np.ndarray
+
+
+Score = Callable[..., Scores]  # (tokens_T, prefix_T) -> Scores
+
+
+def make_score(
+    config: ModelConfig, options: EvalConfig, params: Any, **more: Any
+) -> Score:
+    """Returns a function that reads one text alone."""
+    reader = TextReader(config, options, ("nll", "hidden"), **more)
+
+    def score(tokens_T: np.ndarray, prefix_T: np.ndarray = NOTHING_T) -> Scores:
+        (results,) = reader.read(params, [tokens_T], prefix_T)
+        return Scores(results["nll"], results["hidden"])
+
+    return score
+
+
 @pytest.fixture(scope="module", params=[1, 2])
 def with_memory(request: pytest.FixtureRequest) -> Score:
     config = dataclasses.replace(MEMORY, segments_per_step=request.param)
-    return score.make_score(tiny.CONFIG, config, PARAMS, hidden=True)
+    return make_score(tiny.CONFIG, config, PARAMS)
 
 
 def test_scores_and_hidden_states_match_the_oracle(with_memory: Score) -> None:
@@ -47,34 +74,34 @@ def test_scores_and_hidden_states_match_the_oracle(with_memory: Score) -> None:
         hidden, memory = reference.forward(PARAMS, text_BL, memory, **settings)
         hiddens.append(hidden)
     for _ in range(2):  # the memory is empty again
-        scored = with_memory(TOKENS_T, NOTHING_T)
+        scored = with_memory(TOKENS_T)
         assert np.isnan(scored.nll_T[0])
         tiny.assert_close(scored.nll_T[1:], np.concatenate(nlls, axis=1)[0])
         tiny.assert_close(scored.hidden_TD, np.concatenate(hiddens, axis=1)[0])
 
 
 def test_a_model_without_memory_reads_windows() -> None:
-    read = score.make_score(tiny.CONFIG, WINDOW, PARAMS, hidden=False)
-    scored, expected = read(TOKENS_T, NOTHING_T), []
+    read = make_score(tiny.CONFIG, WINDOW, PARAMS)
+    scored, expected = read(TOKENS_T), []
     for at in range(0, 22, 3):
         low = max(at - 4, 0)
         nll_T = tiny.cold_nll(tiny.config(mem_len=0), PARAMS, TOKENS_T[low : at + 4])
         expected += nll_T[at - low :].tolist()
     tiny.assert_close(scored.nll_T[1:], np.array(expected))
-    assert scored.hidden_TD.shape == (0, tiny.D)
+    assert scored.hidden_TD.shape == (23, tiny.D)
 
 
 def test_other_memories_read_a_document() -> None:
     for kind in (tiny.COMPRESSED | {"compression": "max"}, tiny.TOKENS):
         config = tiny.config(mem_len=9, **kind)
         params = tiny.make_params(config)
-        read = score.make_score(config, MEMORY, params, hidden=False)
+        read = make_score(config, MEMORY, params)
         if config.memory_tokens:
             oracle = TokenStream(params, **tiny.reference_settings(config))
             expected_T = oracle.read_text(TOKENS_T, 5)
         else:
             expected_T = Stream(params, config).nll(TOKENS_T, 5)
-        tiny.assert_close(read(TOKENS_T, NOTHING_T).nll_T[1:], expected_T)
+        tiny.assert_close(read(TOKENS_T).nll_T[1:], expected_T)
 
 
 def test_a_long_document_is_split_over_devices() -> None:
@@ -82,20 +109,25 @@ def test_a_long_document_is_split_over_devices() -> None:
     mesh = make_mesh(MeshConfig(data=1, segments=4), jax.devices()[:4])
     config = dataclasses.replace(MEMORY, segments_per_step=8)
     params = jax.device_put(PARAMS, sharding(mesh, ""))
-    split = score.make_score(tiny.CONFIG, config, params, True, mesh=mesh)
-    whole = score.make_score(tiny.CONFIG, config, PARAMS, True)
+    split = make_score(tiny.CONFIG, config, params, mesh=mesh)
+    whole = make_score(tiny.CONFIG, config, PARAMS)
     for T in (23, 12):
-        actual, expected = (read(TOKENS_T[:T], NOTHING_T) for read in (split, whole))
+        actual, expected = (read(TOKENS_T[:T]) for read in (split, whole))
         tiny.assert_close(actual.nll_T[1:], expected.nll_T[1:])
         tiny.assert_close(actual.hidden_TD, expected.hidden_TD)
+    texts = [TOKENS_T[:T] for T in (3, 23, 2, 20, 1)]
+    reader = TextReader(tiny.CONFIG, dataclasses.replace(config, streams=2), mesh=mesh)
+    results = [*reader.read(params, texts, TOKENS_T[:1])]
+    for text_T, result in zip(texts, results, strict=True):
+        tiny.assert_close(result["nll"], whole(text_T, TOKENS_T[:1]).nll_T)
     config = dataclasses.replace(MEMORY, segments_per_step=6)
     with refused("segments_per_step. to a multiple of 8"):
-        score.make_score(tiny.CONFIG, config, params, True, mesh=mesh)
+        make_score(tiny.CONFIG, config, params, mesh=mesh)
 
 
 @pytest.mark.parametrize("skip", [1, 7])
 def test_a_prefix_is_read_and_not_scored(with_memory: Score, skip: int) -> None:
-    whole = with_memory(TOKENS_T, NOTHING_T)
+    whole = with_memory(TOKENS_T)
     rest = with_memory(TOKENS_T[skip:], TOKENS_T[:skip])
     tiny.assert_close(rest.nll_T, whole.nll_T[skip:])
     tiny.assert_close(rest.hidden_TD, whole.hidden_TD[skip:])
@@ -107,14 +139,86 @@ def test_documents_are_independent(with_memory: Score) -> None:
     text_T = np.where(TOKENS_T == (end := tiny.V - 1), 0, TOKENS_T)
     text_T[at] = end
     config = dataclasses.replace(MEMORY, segments_per_step=3)
-    read = score.make_score(tiny.CONFIG, config, PARAMS, False, reset_memory_at=end)
-    nll_T = read(text_T, NOTHING_T)[0]
-    tiny.assert_close(nll_T[1 : at + 1], with_memory(text_T, NOTHING_T)[0][1 : at + 1])
-    tiny.assert_close(nll_T[at + 1 :], with_memory(text_T[at:], NOTHING_T)[0][1:])
+    read = make_score(tiny.CONFIG, config, PARAMS, reset_memory_at=end)
+    nll_T = read(text_T)[0]
+    tiny.assert_close(nll_T[1 : at + 1], with_memory(text_T)[0][1 : at + 1])
+    tiny.assert_close(nll_T[at + 1 :], with_memory(text_T[at:])[0][1:])
 
 
 def test_a_document_may_be_empty_or_one_token(with_memory: Score) -> None:
-    empty = with_memory(NOTHING_T, NOTHING_T)
+    empty = with_memory(NOTHING_T)
     assert (empty.nll_T.shape, empty.hidden_TD.shape) == ((0,), (0, tiny.D))
-    one = with_memory(TOKENS_T[:1], NOTHING_T)
+    one = with_memory(TOKENS_T[:1])
     assert np.isnan(one.nll_T).tolist() == [True] and one.hidden_TD.shape == (1, tiny.D)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "same_length": {"same_length": True},
+    "visible zeros": {"initial_memory": "zeros"},
+    "compressed": tiny.COMPRESSED,
+    "tokens": tiny.TOKENS,
+    "retrieval": {"retrieval_len": 12, "retrieval_top_k": 3},
+    "fast": tiny.FAST,
+    "recurrence": tiny.KINDS,
+    "rotary": {"position": "rotary", "d_head": 4},
+    "absolute": {"position": "sinusoidal", "mem_len": 0},
+    "windows": {"mem_len": 0},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_any_lengths_are_read_as_if_alone(kind: str) -> None:
+    config = tiny.config(**{"mem_len": 9, **KINDS[kind]})
+    M, together = config.mem_len, not config.in_sequence and config.mem_len
+    options = EvalConfig(
+        streams=4,
+        tgt_len=5,
+        segments_per_step=2 if together else 1,
+        mem_len=M,
+        ext_len=0 if M else 4,
+        same_length=config.same_length,
+    )
+    params, rng = tiny.make_params(config), np.random.default_rng(len(kind))
+    reader = TextReader(config, options, ("nll", "hidden"))
+    alone = dataclasses.replace(options, segments_per_step=1)
+    read_alone = make_score(config, alone, params)
+    lengths = [0, 1, 1, 5, 6, 31, *rng.integers(0, 12, 12)]
+    rng.shuffle(lengths)
+    texts = [tiny.make_tokens(1, T, seed)[0] for seed, T in enumerate(lengths)]
+    prefix_T = TOKENS_T[: len(kind) % 2]
+    results = list(reader.read(params, texts, prefix_T))
+    assert len(results) == len(texts)
+    for text_T, actual in zip(texts, results, strict=True):
+        expected = read_alone(text_T, prefix_T)
+        first = 1 - len(prefix_T)
+        assert np.isnan(actual["nll"][:first]).all()
+        tiny.assert_close(actual["nll"][first:], expected.nll_T[first:])
+        tiny.assert_close(actual["hidden"], expected.hidden_TD)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=60),
+    L=st.integers(1, 9),
+    most=st.integers(1, 9),
+    share=st.booleans(),
+)
+def test_streams_hold_every_text_once_with_little_padding(
+    sizes: list[int], L: int, most: int, share: bool
+) -> None:
+    rounds, texts = [*arrange(sizes, L, most, share)], []
+    for B, where in rounds:
+        assert B <= most and B & (B - 1) == 0
+        used = np.zeros((B, sum(sizes) * (L + 1)), bool)
+        for n, (b, start) in where.items():
+            texts.append(n)
+            end = start + sizes[n]
+            assert not used[b, start:end].any(), "texts do not overlap"
+            used[b, start:end] = True
+            cut = sizes[n] > L or not share
+            assert start % L == 0 if cut else start // L == max(end - 1, start) // L
+        if share:
+            P = int(used.any(axis=0).nonzero()[0].max(initial=-1)) + 1
+            assert B * P <= 2 * sum(sizes) + B * (max(sizes) + L)
+    assert sorted(texts) == list(range(len(sizes)))

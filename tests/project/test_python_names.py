@@ -21,7 +21,7 @@ import sys
 import txl_jax
 assert "jax" not in sys.modules, "import txl_jax imports nothing else"
 names = [getattr(txl_jax, name) for name in txl_jax.__all__]
-assert len(set(names)) == 8 and set(txl_jax.__all__) <= set(dir(txl_jax))
+assert len(set(names)) == 10 and set(txl_jax.__all__) <= set(dir(txl_jax))
 import txl_jax.main
 from jax._src import xla_bridge
 assert not xla_bridge._backends, "no device was touched"
@@ -58,10 +58,10 @@ def test_the_example_of_the_docstring() -> None:
 
 
 def test_the_examples_of_the_page() -> None:
-    """All run except the one that loads a trained model."""
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"txl_jax": txl_jax}
     exec(compile(BLOCKS[0], str(PAGE), "exec"), names)
-    assert names["memory"].filled_B.tolist() == [4, 4]
-    exec(compile(BLOCKS[2], str(PAGE), "exec"), names)
-    assert names["memory"].filled_B.tolist() == [4, 2]
+    assert [names[x].shape for x in ("nll_T", "hidden_TD")] == [(19,), (19, 128)]
+    for block, filled_B in zip(BLOCKS[1:], ([4, 4], [7, 6], [4, 2]), strict=True):
+        exec(compile(block, str(PAGE), "exec"), names)
+        assert names["memory"].filled_B.tolist() == filled_B
     assert "embedding" not in names["params"]

@@ -1,6 +1,7 @@
 """The mode `score`: the nll of the user's own texts, by document, line or token."""
 
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,20 +15,18 @@ from txl_jax.data.text import Meter
 from txl_jax.data.vocab import Vocab, report_unknown
 from txl_jax.errors import UserError, refuse
 from txl_jax.evaluate.options import STDIN, ScoreConfig
-from txl_jax.evaluate.score import LENGTHS, Document, Score, describe, make_score, split
+from txl_jax.evaluate.score import LENGTHS, Document, describe, split
 from txl_jax.report.log import json_lines, require_other, say, writing
 from txl_jax.runtime.storage import Json
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
+from txl_jax.workdir.scoring import Read, open_reader
 
 
 def score_texts(loaded: Loaded) -> Json:
     """Scores the texts of the `score` section."""
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.score
-    hidden, reset = options.hidden, loaded.ids.eval_reset
-    score = make_score(
-        config.model, config.eval, loaded.params, hidden, loaded.mesh, reset
-    )
+    read = open_reader(loaded, *(("nll", "hidden") if options.hidden else ("nll",)))
     texts = find_files(options)
     require_other(options.output, filter(None, texts), "score.output")
     if vocab.kind == NumberVocab.kind:
@@ -37,7 +36,7 @@ def score_texts(loaded: Loaded) -> Json:
         drop = drops_newlines(config.data, vocab.kind)
         documents = read_documents(options, texts, vocab, drop)
     warn_of_rotations(config)
-    result = score_documents(documents, score, vocab, options)
+    result = score_documents(documents, read, vocab, options)
     lengths = {name: getattr(config.eval, name) for name in LENGTHS}
     return {**result, "step": loaded.step, **lengths}
 
@@ -81,7 +80,7 @@ def encode(vocab: Vocab, blocks: Iterator[bytes], name: str) -> np.ndarray:
 
 
 def score_documents(
-    documents: Iterator[Document], score: Score, vocab: Vocab, config: ScoreConfig
+    documents: Iterator[Document], read: Read, vocab: Vocab, config: ScoreConfig
 ) -> Json:
     """Returns the scores of all documents, and writes score.output."""
     prefix_T = vocab.encode(config.prefix)
@@ -89,14 +88,16 @@ def score_documents(
     nlls, rows = [], []
     hidden: Json = {}
     with json_lines(config.output, "score.output") as write:
-        for document in documents:
-            nll_T, hidden_TD = score(document.tokens_T, prefix_T)
+        documents, again = itertools.tee(documents)
+        texts = (document.tokens_T for document in again)
+        for document, results in zip(documents, read(texts, prefix_T), strict=True):
+            nll_T = results["nll"]
             unknown = int(np.count_nonzero(document.tokens_T == vocab.unknown))
             row = describe(nll_T, document.bytes, unknown)
             rows.append({"document": document.name, **row})
             nlls.append(nll_T)
             if config.hidden:
-                hidden[f"document_{len(hidden)}"] = hidden_TD
+                hidden[f"document_{len(hidden)}"] = results["hidden"]
             elif config.per == "document":
                 write(rows[-1])
             elif config.output:

@@ -58,7 +58,9 @@ class EvalConfig:
         "best", check_which, help="Checkpoint to read: best, latest or a step."
     )
     streams: int = field(
-        8, at_least(1), help="Parts of the split, each read from a cold start."
+        8,
+        at_least(1),
+        help="Parts of the split, or texts, to read side by side from cold starts.",
     )
     tgt_len: int = field(128, at_least(1), help="Tokens in a segment.")
     segments_per_step: int = field(

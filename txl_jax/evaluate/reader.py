@@ -99,6 +99,16 @@ def run_calls(
         yield carry, outputs
 
 
+def fetch(outputs: Iterable[Outputs]) -> Iterator[Outputs]:
+    """Yields outputs as host arrays, AHEAD calls later, when they are computed."""
+    pending: collections.deque[Outputs] = collections.deque()
+    for output in outputs:
+        pending.append(output)
+        if len(pending) > AHEAD:
+            yield jax.device_get(pending.popleft())
+    yield from map(jax.device_get, pending)
+
+
 class Reader:
     """Reads segments of B streams and L tokens, with a memory that starts empty.
 

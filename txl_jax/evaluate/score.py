@@ -1,16 +1,20 @@
-"""The nll of every token of the user's texts (section 4.1).
+"""Scores texts of any lengths, each as if it were alone (section 4.1).
 
-The memory starts empty and is carried through a document. A document is read as
-evaluation reads a split with one stream, with the fields of LENGTHS.
+The memory starts empty and is carried through a text. A text is read as evaluation
+reads a split with one stream, with the fields of LENGTHS.
 
-Dims: B = 1 stream, L segment, D model, T tokens of a document.
+Texts are read side by side, in streams of one text after the other. A text that fits
+into one segment starts wherever the whole of it fits; a longer one starts with a
+segment, so that it is cut as if it were alone.
+
+Dims: B streams, P tokens of a stream, L segment, T tokens of a text.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
@@ -19,19 +23,28 @@ from txl_jax import metrics
 from txl_jax.data.streams import OFF, Streams
 from txl_jax.data.vocab import Vocab, spell
 from txl_jax.errors import BadNumbers
-from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Reader
+from txl_jax.evaluate.reader import Reader, fetch, from_hidden
 from txl_jax.kernels.sharded import constrain
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.segment import OneSegment
+from txl_jax.model.memory.kinds import choose_kind
+from txl_jax.model.positions import SCHEMES
+from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import shards
 
 # The fields of EvalConfig that scores depend on.
 LENGTHS = tuple("tgt_len mem_len ext_len clamp_len same_length reset_memory_at".split())
+AT_ONCE = 2**16  # tokens to collect before reading, unless one text is longer
+
+Results = dict[str, np.ndarray]  # by their names in RESULTS
+# The results after each token: (bound model, hidden_BLD, segment) -> array [B, L, ..].
+RESULTS: dict[str, Callable[[TransformerXL, Array, OneSegment], Array]] = {
+    "nll": lambda model, x_BLD, segment: model.embedding.nll(x_BLD, segment.targets_BL),
+    "hidden": lambda model, hidden_BLD, segment: hidden_BLD,
+}
 
 
 class Document(NamedTuple):
@@ -42,91 +55,166 @@ class Document(NamedTuple):
     bytes: int  # of the original text
 
 
-class Scores(NamedTuple):
-    """The model's results for a document."""
+class Places(NamedTuple):
+    """Where texts are read: the stream and the first token of each, by its number."""
 
-    nll_T: np.ndarray  # in nats; NaN for a token without context
-    hidden_TD: np.ndarray  # after each token; empty unless requested
-
-
-# (tokens_T, prefix_T) -> Scores of the tokens, read after an unscored prefix.
-Score = Callable[[np.ndarray, np.ndarray], Scores]
+    batch_size: int
+    stream_and_start: Mapping[int, tuple[int, int]]
 
 
-def make_score(
-    model_config: ModelConfig,
-    config: EvalConfig,
-    params: Params,
-    hidden: bool,
-    mesh: Mesh | None = None,
-    reset_memory_at: int = OFF,
-) -> Score:
-    """Returns score(tokens_T, prefix_T), compiled once for documents of any length.
+def arrange(sizes: Sequence[int], L: int, most: int, share: bool) -> Iterator[Places]:
+    """Yields the places of texts of these sizes that are read at once.
 
-    hidden: return hidden states. A long document is split over the segments of the mesh
-    unless mesh.data or mesh.fsdp exceeds 1. reset_memory_at: as in `make_evaluate`.
+    There are at most `most` streams, a power of two, so that few programs are compiled.
+    share: several texts may share a stream. The longest ones come first, each where
+    least has been placed, in as many streams as take as long as the longest text. Apart
+    from its end, less than half of a stream is padding.
     """
-    model_config = evaluation_model(model_config, config)
-    if mesh and shards(mesh, "B") > 1:
-        mesh = None
+    order, B = sorted(range(len(sizes)), key=lambda n: -sizes[n]), 1
+    segments = [-(-max(total, 1) // L) for total in (sum(sizes), max(sizes))]
+    enough = segments[0] // segments[1] if share else len(sizes)
+    while 2 * B <= min(most, enough):
+        B *= 2
+    if not share:
+        for at in range(0, len(order), B):
+            yield Places(B, {n: (b, 0) for b, n in enumerate(order[at : at + B])})
+        return
+    ends, found = [(0, b) for b in range(B)], {}
+    for n in order:
+        end, b = ends[0]
+        room = -end % L
+        start = end if sizes[n] <= room else end + room
+        found[n] = b, start
+        heapq.heapreplace(ends, (start + sizes[n], b))
+    yield Places(B, found)
 
-    @reader.from_hidden
-    def read_segment(
-        model: TransformerXL, hidden_BLD: Array, segment: OneSegment
-    ) -> tuple[Array, Array | tuple[()]]:
-        nll_BL = model.embedding.nll(hidden_BLD, segment.targets_BL)
-        # Every process reads all of them.
-        nll_BL, hidden_BLD = constrain(nll_BL, ()), constrain(hidden_BLD, ())
-        return nll_BL, hidden_BLD if hidden else ()
 
-    D, L = model_config.d_model, config.ext_len + config.tgt_len
-    make_reader = functools.partial(Reader, model_config, read_segment, 1, L)
-    single = make_reader()
-    several = make_reader(mesh, segments=config.segments_per_step)
-    fixed, no_states = single.unstack(params), np.zeros((0, D), np.float32)
+class TextReader:
+    """Reads texts with an empty memory each, and compiles few programs for all.
 
-    def score(tokens_T: np.ndarray, prefix_T: np.ndarray) -> Scores:
-        if not len(tokens_T):
-            return Scores(np.zeros(0), no_states)
-        # The last token is read for its hidden state; its target is arbitrary and not
-        # scored.
-        text_T = np.concatenate([prefix_T, tokens_T, tokens_T[-1:]])
-        streams = Streams(
-            text_T,
-            1,
-            config.tgt_len,
-            ext_len=config.ext_len,
-            reset_memory_at=reset_memory_at,
-        )
-        segments = [*streams.epoch()]
-        new_X = np.concatenate([each.weights_SBL[0, 0] > 0 for each in segments])
-        # A short document would be mostly padding.
-        read = several if len(segments) > several.segments // 2 else single
-        outputs = read.outputs(params if read.in_pieces else fixed, segments)
-        nlls, hiddens = zip(*outputs, strict=True)
+    names: of RESULTS. Texts are split over the segments of the mesh unless mesh.data or
+    mesh.fsdp exceeds 1. reset_memory_at: as in `make_evaluate`.
+    """
 
-        def each_token(parts: Sequence[Array]) -> np.ndarray:
-            """Returns what follows each token of prefix and text."""
-            parts_Y = [part_BL[0] for part_BL in jax.device_get(parts)]
-            return np.concatenate(parts_Y)[: len(new_X)][new_X]
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        config: EvalConfig,
+        names: tuple[str, ...] = ("nll",),
+        mesh: Mesh | None = None,
+        reset_memory_at: int = OFF,
+    ) -> None:
+        self.model_config, self.config = evaluation_model(model_config, config), config
+        self.mesh = None if mesh and shards(mesh, "B") > 1 else mesh
+        self.reset_memory_at = reset_memory_at
 
-        skip = len(prefix_T)
-        nll_T = np.append(np.nan, each_token(nlls)[:-1])[skip:]
-        if not np.isfinite(nll_T[0 if skip else 1 :]).all():
-            raise BadNumbers(
-                "the loss is not finite, although every parameter is: a layer's values "
-                "overflow; try --config.model.dtype=float32"
+        @from_hidden
+        def read(
+            model: TransformerXL, hidden_BLD: Array, segment: OneSegment
+        ) -> dict[str, Array]:
+            found = {name: RESULTS[name](model, hidden_BLD, segment) for name in names}
+            # Every process reads all of them.
+            return {name: constrain(x, ()) for name, x in found.items()}
+
+        L = config.ext_len + config.tgt_len
+        self.make_reader = functools.cache(
+            lambda B, segments: Reader(
+                self.model_config,
+                read,
+                B,
+                L,
+                self.mesh if segments != 1 else None,
+                segments=segments,
             )
-        states = each_token(hiddens)[skip:].astype(np.float32) if hidden else no_states
-        return Scores(nll_T, states)
+        )
+        scheme = SCHEMES[model_config.position]
+        # Whether a text may share a stream with others.
+        self.share = choose_kind(self.model_config).restarts and not (
+            config.ext_len or scheme.embeddings or scheme.inputs
+        )
+        self.make_reader(1, config.segments_per_step)  # raises what a call would
 
-    return score
+    def read(
+        self, params: Params, texts: Iterable[np.ndarray], prefix_T: np.ndarray
+    ) -> Iterator[Results]:
+        """Yields the results of each text, read after a prefix, in the order of texts.
+
+        The nll of a token without context is NaN. Raises BadNumbers for another nll
+        that is not finite.
+        """
+        batch, size = [], 0
+        for tokens_T in texts:
+            batch.append(np.concatenate([prefix_T, tokens_T]))
+            size += len(batch[-1]) + 1  # there may be any number of empty texts
+            if size >= AT_ONCE:
+                yield from self._read_batch(params, batch, len(prefix_T))
+                batch, size = [], 0
+        if batch:
+            yield from self._read_batch(params, batch, len(prefix_T))
+
+    def _read_batch(
+        self, params: Params, texts: list[np.ndarray], skip: int
+    ) -> Iterator[Results]:
+        found: dict[int, Results] = {}
+        config, sizes = self.config, [len(text_T) for text_T in texts]
+        for places in arrange(sizes, config.tgt_len, config.streams, self.share):
+            parts = {n: texts[n] for n in places.stream_and_start}
+            after_BP = self._read_places(params, parts, places)
+            for n, (b, start) in places.stream_and_start.items():
+                end = start + sizes[n]
+                found[n] = {name: x[b, start:end] for name, x in after_BP.items()}
+        for n in range(len(texts)):
+            if "nll" in found[n]:
+                nll_T = np.append(np.float32(np.nan), found[n]["nll"])[: sizes[n]]
+                if not np.isfinite(nll_T[1:]).all():
+                    raise BadNumbers(
+                        "the loss is not finite, although every parameter is: a "
+                        "layer's values overflow; try --config.model.dtype=float32"
+                    )
+                found[n]["nll"] = nll_T
+            yield {name: x_T[skip:] for name, x_T in found.pop(n).items()}
+
+    def _read_places(
+        self, params: Params, texts: Mapping[int, np.ndarray], places: Places
+    ) -> Results:
+        """Returns the results after each token of the streams, [B, P, ..], float32."""
+        B, where = places
+        P = max(1, *(where[n][1] + len(text_T) for n, text_T in texts.items()))
+        # The target of the last token is arbitrary and not scored.
+        tokens, starts_BP = np.zeros(B * P + 1, np.int32), np.zeros((B, P), bool)
+        for n, text_T in texts.items():
+            b, start = where[n]
+            tokens[b * P + start :][: len(text_T)] = text_T
+            starts_BP[b, start : start + 1] = True
+        L, E = self.config.tgt_len, self.config.ext_len
+        streams = Streams(tokens, B, L, ext_len=E, reset_memory_at=self.reset_memory_at)
+
+        def segments() -> Iterator[Segment]:
+            for n, segment in enumerate(streams.epoch()):
+                starts_BL = starts_BP[:, n * L :][:, :L]
+                segment.first_SBL[0, :, : starts_BL.shape[1]] |= starts_BL
+                yield segment
+
+        several = self.make_reader(B, self.config.segments_per_step)
+        # A short text would be mostly padding.
+        is_short = streams.segments_per_epoch <= several.segments // 2
+        reader = self.make_reader(B, 1) if is_short else several
+        results: Results = {}
+        at = 0
+        for outputs in fetch(reader.read(params, segments())):
+            context, new = min(E, at), min(L * reader.segments, P - at)
+            for name, x in outputs.items():
+                if name not in results:
+                    results[name] = np.empty((B, P, *x.shape[2:]), np.float32)
+                results[name][:, at : at + new] = x[:, context : context + new]
+            at += new
+        return results
 
 
 def totals(nll_T: np.ndarray) -> Json:
     """Returns the number of tokens, the number of scored tokens, and their nll."""
     scored = int(np.isfinite(nll_T).sum())
-    nats = float(np.nansum(nll_T))
+    nats = float(np.nansum(nll_T, dtype=np.float64))
     return {
         "tokens": len(nll_T),
         "scored_tokens": scored,

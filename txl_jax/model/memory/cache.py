@@ -152,6 +152,11 @@ class HiddenStates(Kind):
         """Whether a layer reads its own outputs, of earlier segments."""
         return self.config.recurrence == "same"
 
+    @property
+    def restarts(self) -> bool:  # type: ignore[override]
+        """Whether no document sees zeros, which only a segment's first one does."""
+        return self.config.initial_memory == "empty"
+
     def empty(self, batch_size: int) -> MemoryLike:
         """Returns the initial memory of a training."""
         return Memory.empty(self.config, batch_size)

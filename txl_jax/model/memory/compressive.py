@@ -252,6 +252,7 @@ class Compressive(Kind):
     """The compressive memory."""
 
     field = "compressed_len"
+    restarts = False
 
     def empty(self, batch_size: int) -> MemoryLike:
         """Returns the initial memory."""

@@ -90,6 +90,7 @@ class MemoryTokens(Kind):
 
     field = "memory_tokens"
     by_segments = True
+    restarts = False
 
     def empty(self, batch_size: int) -> MemoryLike:
         """Returns the initial memory."""

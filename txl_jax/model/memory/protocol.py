@@ -95,6 +95,8 @@ class Kind(abc.ABC):
     splits = False
     # Whether results depend on where segments begin.
     by_segments = False
+    # Whether a document that starts inside a segment has the results of a cold start.
+    restarts = True
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config

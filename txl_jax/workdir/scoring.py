@@ -1,0 +1,86 @@
+"""Scores and hidden states of texts of any lengths, by a loaded model."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from txl_jax.data.number import NumberVocab
+from txl_jax.errors import UserError, prefixed, refuse
+from txl_jax.evaluate.score import Results, TextReader
+from txl_jax.workdir.load import Loaded
+
+Text = str | np.ndarray | list[int]
+# (texts, prefix_T) -> the results of each text.
+Read = Callable[[Iterable[np.ndarray], np.ndarray], Iterator[Results]]
+
+# Of the latest models, so that a second call compiles nothing.
+make_reader = functools.lru_cache(maxsize=4)(TextReader)
+
+
+def score(loaded: Loaded, texts: Iterable[Text], prefix: Text = "") -> list[np.ndarray]:
+    """Returns nll_T of each text: the nats of each of its T tokens, float32.
+
+    A text is a str, which `loaded.vocab` encodes, or its tokens. Texts have any
+    lengths, and each is read as if it were alone: with an empty memory, which is
+    carried through it, in the segments of `loaded.config.eval` (`tgt_len`, `mem_len`,
+    ...). At most `eval.streams` of them are read side by side. The first token has no
+    context and is NaN, unless an unscored `prefix` is read before every text. Raises
+    UserError for tokens that the model lacks and for text that cannot be encoded, and
+    BadNumbers for an nll that is not finite.
+    """
+    return _read(loaded, texts, prefix, "nll")
+
+
+def hidden_states(
+    loaded: Loaded, texts: Iterable[Text], prefix: Text = ""
+) -> list[np.ndarray]:
+    """Returns hidden_TD of each text: the last layer's output at each token, float32.
+
+    Row t has read the tokens up to t. Texts are read, and errors raised, as by
+    `txl_jax.score`; those of a prefix have no rows.
+    """
+    return _read(loaded, texts, prefix, "hidden")
+
+
+def _read(
+    loaded: Loaded, texts: Iterable[Text], prefix: Text, name: str
+) -> list[np.ndarray]:
+    if isinstance(texts, str):
+        raise UserError("texts is one text: give a list of them")
+    prefix_T = encode(loaded, prefix, "prefix")
+    encoded = (encode(loaded, text, f"texts[{n}]") for n, text in enumerate(texts))
+    read = open_reader(loaded, name)
+    return [results[name] for results in read(encoded, prefix_T)]
+
+
+def open_reader(loaded: Loaded, *names: str) -> Read:
+    """Returns `TextReader.read` for the parameters; names: of the results."""
+    config, ids = loaded.config, loaded.ids
+    reader = make_reader(config.model, config.eval, names, loaded.mesh, ids.eval_reset)
+    return functools.partial(reader.read, loaded.params)
+
+
+def encode(loaded: Loaded, text: Text, name: str) -> np.ndarray:
+    """Returns the tokens of a text; raises UserError, which names it."""
+    nothing_T, size = np.zeros(0, np.int32), loaded.config.model.vocab_size
+    if isinstance(text, str):
+        is_number = text and loaded.vocab.kind == NumberVocab.kind
+        refuse(is_number, f"{name}: the model reads numbers: give an array of them")
+        with prefixed(name):
+            return loaded.vocab.encode(text) if text else nothing_T
+    tokens_T = np.asarray(text)
+    if tokens_T.shape == (0,):
+        return nothing_T
+    if tokens_T.ndim != 1 or not np.issubdtype(tokens_T.dtype, np.integer):
+        raise UserError(
+            f"{name} has the shape {tokens_T.shape} and the type {tokens_T.dtype}: "
+            "give a text, or its tokens as whole numbers in one dimension"
+        )
+    if tokens_T.min() < 0 or tokens_T.max() >= size:
+        outside = tokens_T[(tokens_T < 0) | (tokens_T >= size)]
+        raise UserError(
+            f"{name} has the token {outside[0]}, and those of the model are from 0 to "
+            f"{size - 1}: encode it with loaded.vocab"
+        )
+    return tokens_T
