@@ -184,8 +184,12 @@ def mazes(name: str) -> str:
         solved = [x["solved_after"] for x in cells if x["solved_after"]]
         updates = f", after {spread(solved, 0)}" if solved else ""
         share = f"{len(solved)} of {len(cells)}{updates}"
-        lines.append((length, agent, spread([x["return"] for x in cells], 2), share))
-    rows = table(("steps", "agent", "return", "seeds solved, after updates"), lines)
+        best = [x["best_return"] for x in cells if "best_return" in x]
+        text = spread(best, 2) if best else ""
+        last = spread([x["return"] for x in cells], 2)
+        lines.append((length, agent, text, last, share))
+    heads = "best policy", "last updates", "seeds solved, after updates"
+    rows = table(("steps", "agent", *heads), lines)
     total = len(grid) * len(result["seeds"])
     if len(result["cells"]) < total:
         rows += f"\n**{len(result['cells'])} of {total} trainings are finished.**\n"

@@ -18,8 +18,8 @@ from jax import Array
 from txl_jax.model.calls import fixed_model, read_inputs
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory import Memory
 from txl_jax.model.memory.kinds import choose_kind
+from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.txl import TransformerXL
 
 from .options import Options
@@ -84,10 +84,10 @@ class Agent(nn.Module):
         value_BL1 = nn.Dense(1, kernel_init=small, name="critic")(hidden_BLD)
         return logits_BLA, value_BL1[..., 0], memory
 
-    def empty(self, batch_size: int) -> Memory | GRUMemory:
+    def empty(self, batch_size: int) -> MemoryLike | GRUMemory:
         """Returns the memory at the start."""
         if isinstance(self.core, TransformerXL):
-            return Memory.empty(self.core.config, batch_size)
+            return choose_kind(self.core.config).empty(batch_size)
         return GRUMemory(jnp.zeros((batch_size, self.core.features)))
 
     def init_params(self, key: Array) -> Params:
@@ -114,6 +114,7 @@ def make_agent(options: Options, observed: int, actions: int) -> Agent:
         same_length_self=True,
         pre_lnorm=True,
         gate=options.gate,
+        fast_weights=options.fast_weights,
         dropout=0.0,
         init_std=options.d_model**-0.5,
     )

@@ -17,12 +17,14 @@ import optax
 from jax import Array
 
 from txl_jax.model.initializers import Params
-from txl_jax.update.state import Metrics, TrainState
+from txl_jax.update.state import Average, Metrics, TrainState
 from txl_jax.update.step import split_streams, stream_dimension
 
 from .agent import Agent, read_window, start_acting
 from .environments import Environment
 from .options import Options
+
+SMOOTHED = 10  # updates over whose episodes a return is averaged
 
 
 class Streams(NamedTuple):
@@ -54,6 +56,14 @@ class Batch(NamedTuple):
     memory: Any
     window: Window
     gain_BT: Array  # advantages
+
+
+class Record(NamedTuple):
+    """Sums over the newest episodes, and the highest mean so far."""
+
+    returns: Array
+    episodes: Array
+    best: Array
 
 
 def begin(agent: Agent, env: Environment, B: int, key: Array) -> Streams:
@@ -114,6 +124,33 @@ def play(
     seen = window.seen_BTX, window.first_BT
     _, _, memory = read_window(agent, params, streams.memory, *seen, T)
     return window, value_B, after._replace(memory=memory)
+
+
+def evaluate(
+    agent: Agent, env: Environment, options: Options, params: Params, key: Array
+) -> Array:
+    """Returns the mean return of new episodes in as many steps as SMOOTHED updates'."""
+    keys, T = jax.random.split(key), SMOOTHED * options.steps
+    streams = begin(agent, env, options.streams, keys[0])
+    window, _, _ = play(agent, env, params, streams, keys[1], T)
+    return jnp.mean(window.return_BT, where=window.over_BT)
+
+
+def keep_best(
+    best: Average, record: Record, params: Params, step: Array, window: Window
+) -> tuple[Average, Record]:
+    """Returns the best policy so far, after a window that `params` have played.
+
+    The returns are averaged over about SMOOTHED windows, with decaying weights, because
+    few episodes may end in one.
+    """
+    kept = 1 - 1 / SMOOTHED
+    returns = kept * record.returns + jnp.sum(window.return_BT * window.over_BT)
+    episodes = kept * record.episodes + window.over_BT.sum()
+    mean = jnp.where(window.over_BT.any(), returns / episodes, -jnp.inf)
+    choose = functools.partial(jnp.where, mean >= record.best)
+    best = jax.tree.map(choose, Average(params, step), best)
+    return best, Record(returns, episodes, jnp.maximum(mean, record.best))
 
 
 def log_probability(logits_xA: Array, action_x: Array) -> Array:
@@ -184,20 +221,25 @@ def make_update(
         window, value_B, after = play(
             agent, env, state.params, before, key, options.steps
         )
+        opt_state, record = cast(Any, state.opt_state)
+        best, record = keep_best(
+            state.average, record, state.params, state.step, window
+        )
         batch = Batch(before.memory, window, advantages(window, value_B, options))
         split = functools.partial(split_streams, C=options.minibatches)
         batches = jax.tree.map(split, batch, stream_dimension(batch))
         (params, opt_state), (losses, entropies) = jax.lax.scan(
             lambda carry, _: jax.lax.scan(minibatch, carry, batches),
-            (state.params, state.opt_state),
+            (state.params, opt_state),
             length=options.epochs,
         )
         state = dataclasses.replace(
             state,
             step=state.step + 1,
             params=params,
-            opt_state=opt_state,
+            opt_state=(opt_state, record),
             memory=cast(Any, after),
+            average=best,
         )
         finite = jnp.isfinite(optax.tree.norm(params))
         return state, {

@@ -33,6 +33,7 @@ AGENTS: dict[str, dict[str, Any]] = {
     "Transformer-XL": {},
     "gated": {"gate": "gru", "d_model": 24},  # its gates have parameters, too
     "gradients across segments": {"gradient_segments": 4},
+    "fast weights": {"fast_weights": True},
     "GRU": {"core": "gru", "gradient_segments": 4},
 }
 RESULT = "result.json"
@@ -63,7 +64,7 @@ def run_cell(folder: Path, options: ppo.Options) -> Json:
         line = to_json(ppo.train(options, folder))
         write_atomically(path, lambda fresh: fresh.write_text(line, "utf-8"))
     result = json.loads(path.read_text("utf-8"))
-    names = ("parameters", "steps", "return", "solved_after", "provenance")
+    names = "parameters", "steps", "return", "best_return", "solved_after", "provenance"
     return {
         **{name: result[name] for name in names},
         "seconds": sum(result["seconds"].values()),
@@ -78,7 +79,8 @@ def plot(cells: list[Json], path: Path) -> None:
         found: dict[int, list[float]] = {}
         for cell in cells:
             if cell["agent"] == agent:
-                found.setdefault(cell["length"], []).append(cell["return"])
+                value = cell.get("best_return", cell["return"])
+                found.setdefault(cell["length"], []).append(value)
         lengths = sorted(found)
         returns = [np.array(found[length], float) for length in lengths]
         mean, low, high = ([f(x) for x in returns] for f in (np.mean, np.min, np.max))

@@ -20,6 +20,7 @@ class Options:
     gymnax: str = field("", help="An environment of gymnax instead.")
     core: str = field("transformer_xl", one_of(CORES), help="The agent's memory.")
     gate: str = field("none", one_of(GATES), help="As model.gate.")
+    fast_weights: bool = field(False, help="As model.fast_weights.")
     n_layer: int = field(
         2, at_least(1), help="Layers; the GRU has one, with as many parameters."
     )
@@ -37,13 +38,14 @@ class Options:
     minibatches: int = field(
         4, at_least(1), help="Parts of an epoch; each has some of the streams."
     )
-    lr: float = field(1e-3, positive, help="Learning rate.")
+    lr: float = field(1e-3, positive, help="Learning rate; it decays to 0 linearly.")
     discount: float = field(0.99, fraction, help="Of later rewards.")
     trace_decay: float = field(0.95, fraction, help="Lambda of the advantages.")
     clip: float = field(0.2, positive, help="Largest change of the probability ratio.")
     entropy: float = field(0.01, help="Weight of the entropy bonus.")
     seed: int = field(1, help="Seed of parameters, environments and actions.")
     solved: float = field(0.9, help="The return from which the task counts as solved.")
+    stop: bool = field(False, help="Stops once the task is solved.")
     save_every: int = field(50, at_least(1), help="Updates between checkpoints.")
 
     def __post_init__(self) -> None:
@@ -65,10 +67,10 @@ class Options:
                 f"gymnax = {self.gymnax!r} has a length of its own and replaces the "
                 "environment: leave out environment and length"
             )
-        if self.core == "gru" and self.gate != "none":
+        if self.core == "gru" and (self.gate != "none" or self.fast_weights):
             raise UserError(
-                f'gate = "{self.gate}" is for the Transformer-XL: leave it out, or set '
-                'core = "transformer_xl"'
+                "gate and fast_weights are for the Transformer-XL: leave them out, or "
+                'set core = "transformer_xl"'
             )
 
     @property

@@ -4,12 +4,14 @@
     python -m experiments.rl.ppo --gymnax=MemoryChain-bsuite
 
 Prints the mean return while it trains and one JSON line at the end, and writes
-return.png. The same command resumes exactly after a kill.
+return.png. The same command resumes exactly after a kill. Checkpoints hold the best
+policy, which `load` returns.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -25,6 +27,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from txl_jax.checkpoint import save_restore
 from txl_jax.errors import BadNumbers, Interrupted, UserError
+from txl_jax.model.initializers import Params
 from txl_jax.report import plots, provenance
 from txl_jax.report.log import MetricsLog, Progress, read_metrics, to_json
 from txl_jax.runtime import allocator, distributed, preemption
@@ -33,19 +36,18 @@ from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams, letters, shardings
-from txl_jax.update.state import TrainState, Updater
+from txl_jax.update.state import Average, TrainState, Updater
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS
 from txl_jax.workdir.staging import locked
 
-from .agent import make_agent
+from .agent import Agent, make_agent
 from .environments import ENVIRONMENTS, Environment
-from .learning import begin, make_update
+from .learning import SMOOTHED, Record, begin, evaluate, make_update
 from .options import Options
 
 OPTIONS = "options.json"  # the flags of a run, in its workdir
 # Flags that a resumed run may change.
-MAY_CHANGE = ("updates", "save_every", "solved")
-SMOOTHED = 10  # updates over whose episodes the reported return is averaged
+MAY_CHANGE = ("save_every", "solved", "stop")
 
 
 def make_environment(options: Options) -> Environment:
@@ -57,21 +59,36 @@ def make_environment(options: Options) -> Environment:
     return adapt(options.gymnax)
 
 
+def make_player(options: Options) -> tuple[Agent, Environment]:
+    """Returns the agent and the environment that the flags describe."""
+    env = make_environment(options)
+    return make_agent(options, env.observed, env.actions), env
+
+
+def load(workdir: Path) -> tuple[Agent, Environment, Params]:
+    """Returns a run's agent and environment, and the parameters of its best policy."""
+    options = Options(**json.loads((workdir / OPTIONS).read_text("utf-8")))
+    agent, env = make_player(options)
+    like = jax.eval_shape(lambda: agent.init_params(jax.random.key(0)))
+    return agent, env, save_restore.restore_params(workdir, "latest", like)[0]
+
+
 def make_updater(options: Options, mesh: Mesh) -> Updater:
     """Returns how to begin and to update a run; streams are split over the mesh."""
     check_streams(mesh, options.streams // options.minibatches, "streams / minibatches")
-    env = make_environment(options)
-    agent = make_agent(options, env.observed, env.actions)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(0.5), optax.adam(options.lr, eps=1e-5)
-    )
+    agent, env = make_player(options)
+    steps = options.updates * options.epochs * options.minibatches
+    lr = optax.linear_schedule(options.lr, 0.0, steps)
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(lr, eps=1e-5))
 
     def create() -> TrainState:
         keys = jax.random.split(jax.random.key(options.seed), 3)
         params = agent.init_params(keys[0])
         memory: Any = begin(agent, env, options.streams, keys[1])
-        step = jnp.zeros((), jnp.int32)
-        return TrainState(step, params, optimizer.init(params), memory, keys[2])
+        step, zero = jnp.zeros((), jnp.int32), jnp.zeros(())
+        opt_state = optimizer.init(params), Record(zero, zero, zero - jnp.inf)
+        best = Average(params, step)
+        return TrainState(step, params, opt_state, memory, keys[2], best)
 
     # Every array of the streams is split, and the rest replicated.
     state = jax.eval_shape(create)
@@ -89,7 +106,7 @@ def claim(workdir: Path, options: Options) -> None:
     """Writes the flags beside the checkpoints; raises UserError if they changed."""
     path, fields = workdir / OPTIONS, dataclasses.asdict(options)
     before = json.loads(path.read_text("utf-8")) if path.exists() else fields
-    changed = [x for x in fields if x not in MAY_CHANGE and fields[x] != before[x]]
+    changed = [x for x in fields if x not in MAY_CHANGE and fields[x] != before.get(x)]
     if changed:
         raise UserError(
             f"{workdir} holds a run with other values of {', '.join(changed)}: "
@@ -121,10 +138,12 @@ def train(options: Options, workdir: Path) -> Json:
         log = enter(MetricsLog(workdir / METRICS, step, options.updates, every=1))
         bar = enter(Progress("ppo", options.updates, step, unit=""))
         stop = enter(preemption.listening())
+        updates = [line["exact"] for line in read_metrics(workdir / METRICS)]
+        over = is_over(options, step, updates)
         update = Program("the update", updater.step, carries=True, donates=True)
         with log.timing.spend("compile"):
             update.compile(state)
-        while step < options.updates:
+        while not over:
             (state, metrics), step = update(state), step + 1
             numbers = {name: x.item() for name, x in jax.device_get(metrics).items()}
             if not math.isfinite(numbers["loss"]):
@@ -133,10 +152,12 @@ def train(options: Options, workdir: Path) -> Json:
                     "a lower --lr and another --workdir; older checkpoints stay"
                 )
             log.append([numbers])
+            updates.append(numbers)
+            over = is_over(options, step, updates)
             bar(step, 0, f"return {mean_return([numbers]):.3f}")
             checkpoints.poll()
             ends = stop.at_boundary()
-            if ends or step % options.save_every == 0 or step == options.updates:
+            if ends or over or step % options.save_every == 0:
                 with checkpoints.attempt(step):
                     log.sync()
                     checkpoints.save(step, state, position, None)
@@ -144,8 +165,21 @@ def train(options: Options, workdir: Path) -> Json:
                 checkpoints.finish(step)
                 raise stop.end(f"at update {step}, which is saved")
         checkpoints.finish(step)
-    parameters = sum(x.size for x in jax.tree.leaves(state.params))
-    return {"parameters": parameters, **summarize(options, workdir)}
+    agent, env = make_player(options)
+    key = jax.random.fold_in(state.rng, options.updates)  # no update's
+    play = jax.jit(functools.partial(evaluate, agent, env, options))
+    return {
+        "parameters": sum(x.size for x in jax.tree.leaves(state.params)),
+        "best_return": play(state.evaluated, key).item(),
+        "best_update": state.average.count.item(),
+        **summarize(options, workdir),
+    }
+
+
+def is_over(options: Options, step: int, updates: list[Json]) -> bool:
+    """Returns whether a run ends, after the updates with these metrics."""
+    solved = mean_return(updates[-SMOOTHED:]) >= options.solved
+    return step >= options.updates or (options.stop and solved)
 
 
 def mean_return(updates: list[Json]) -> float:
@@ -190,12 +224,10 @@ def read_flags() -> tuple[Options, Path]:
     )
     parser.add_argument("--workdir", type=Path, default=Path("runs/rl"))
     for each in dataclasses.fields(Options):
-        parser.add_argument(
-            f"--{each.name}",
-            type=each.type,
-            default=each.default,
-            help=f"{each.metadata['help']} Default: %(default)s",
-        )
+        is_bool = each.type is bool
+        value: Any = {"action": "store_true"} if is_bool else {"type": each.type}
+        text = f"{each.metadata['help']} Default: %(default)s"
+        parser.add_argument(f"--{each.name}", default=each.default, help=text, **value)
     flags = vars(parser.parse_args())
     workdir = flags.pop("workdir")
     return Options(**flags), workdir

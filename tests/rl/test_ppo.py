@@ -16,6 +16,7 @@ from tests.support import tiny
 from txl_jax.errors import BadNumbers, UserError
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
+from txl_jax.update.state import Average
 
 TINY = ppo.Options(
     length=3, d_model=8, mem_len=5, streams=16, steps=12, segment_len=3, minibatches=2,
@@ -23,9 +24,10 @@ TINY = ppo.Options(
 )  # fmt: skip
 KEY = jax.random.key(2)
 GATED: dict[str, Any] = {"gate": "gru"}
+FAST: dict[str, Any] = {"fast_weights": True}
 CORES: list[Any] = [
     {},
-    *(pytest.param(x, marks=pytest.mark.long) for x in (GATED, {"core": "gru"})),
+    *(pytest.param(x, marks=pytest.mark.long) for x in (GATED, FAST, {"core": "gru"})),
 ]
 
 
@@ -140,6 +142,49 @@ def test_advantages_are_discounted_sums_of_errors() -> None:
             assert gain_BT[b, t] == pytest.approx(sum(terms), abs=1e-5)
 
 
+def test_the_best_policy_is_the_one_whose_newest_episodes_returned_most() -> None:
+    unused = dict.fromkeys(learning.Window._fields)
+    best = Average({"w": jnp.asarray(-1.0)}, jnp.asarray(0))
+    record = learning.Record(*map(jnp.asarray, (0.0, 0.0, -jnp.inf)))
+    chosen = []
+    for step, returns in enumerate([[], [2.0, 4.0], [], [6.0], [0.0, 0.0]]):
+        return_BT = jnp.asarray([[9.0, *returns]])  # the first episode does not end
+        over_BT = jnp.arange(1 + len(returns))[None] > 0
+        ends = {"return_BT": return_BT, "over_BT": over_BT}
+        window = learning.Window(**unused | ends)  # type: ignore[arg-type]
+        params = {"w": jnp.asarray(float(step))}
+        number = jnp.asarray(step)
+        best, record = learning.keep_best(best, record, params, number, window)
+        assert best.params["w"] == best.count or not step
+        chosen.append(best.count.item())
+    assert chosen == [0, 1, 1, 3, 3], "no episode ends in the windows 0 and 2"
+    decayed = 0.9**2 * 2 + 1
+    assert record.best.item() == pytest.approx((0.9**2 * 6 + 6) / decayed)
+
+
+def test_a_run_stops_on_request_once_the_task_is_solved(tmp_path: Path) -> None:
+    """The same command trains no further, and the saved policy is the reported one."""
+    flags: dict[str, Any] = {"environment": "search", "solved": 0.0, "stop": True}
+    options = dataclasses.replace(TINY, **flags)
+    result = ppo.train(options, tmp_path)
+    assert result["updates"] == result["solved_after"] == 1
+    again = ppo.train(options, tmp_path)
+    names = "updates", "return", "best_return", "best_update"
+    assert [again[name] for name in names] == [result[name] for name in names]
+    agent, env, params = ppo.load(tmp_path)
+    play = functools.partial(learning.evaluate, agent, env, options)
+    key = jax.random.split(jax.random.key(options.seed), 3)[2]
+    value = jax.jit(play)(params, jax.random.fold_in(key, options.updates)).item()
+    assert value == pytest.approx(result["best_return"], abs=1e-4)
+
+
+def killed_after_update_3(options: ppo.Options, step: int, updates: list[Any]) -> bool:
+    """Ends a training between two checkpoints."""
+    if step == 3:
+        raise KeyboardInterrupt
+    return False
+
+
 @pytest.mark.long
 def test_a_resumed_run_equals_one_that_was_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,15 +193,18 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(
     monkeypatch.setattr(ppo, "make_mesh", lambda config: one)
     options = dataclasses.replace(TINY, core="gru")
     whole = ppo.train(options, tmp_path / "whole")
-    ppo.train(dataclasses.replace(options, updates=2), tmp_path / "parts")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ppo, "is_over", killed_after_update_3)
+        ppo.train(options, tmp_path / "parts")
     resumed = ppo.train(options, tmp_path / "parts")
     metrics = [
         [line["exact"] for line in ppo.read_metrics(tmp_path / name / ppo.METRICS)]
         for name in ("whole", "parts")
     ]
     assert metrics[0] == metrics[1] and len(metrics[0]) == 4
-    assert whole["return"] == resumed["return"]
-    with pytest.raises(UserError, match="other values of lr, seed"):
+    names = "return", "best_return", "best_update"
+    assert [whole[name] for name in names] == [resumed[name] for name in names]
+    with pytest.raises(UserError, match="other values of updates, lr, seed"):
         changed = dataclasses.replace(options, lr=1.0, seed=7, updates=9)
         ppo.train(changed, tmp_path / "parts")
 
@@ -184,8 +232,12 @@ def test_the_run_of_another_program_is_left_alone(name: str, tmp_path: Path) -> 
 def test_flags_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match="steps = 12 is not divisible by segment_len x"):
         dataclasses.replace(TINY, segment_len=5)
-    with pytest.raises(UserError, match="is for the Transformer-XL"):
+    with pytest.raises(UserError, match="gate and fast_weights are for the"):
         dataclasses.replace(TINY, core="gru", gate="gru")
+    with pytest.raises(UserError, match="set core = "):
+        dataclasses.replace(TINY, core="gru", fast_weights=True)
+    with pytest.raises(UserError, match="set mem_len above 0"):
+        make_agent(dataclasses.replace(TINY, mem_len=0, fast_weights=True), 2, 3)
 
 
 @pytest.mark.long
