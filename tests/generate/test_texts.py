@@ -4,6 +4,10 @@ Dims: T tokens of prompt and continuation.
 """
 
 import io
+import os
+import select
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,14 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
+from tests.support.processes import LIMIT_SECONDS
 from tests.support.refusal import refused
+from txl_jax.cli.draw_samples import print_first
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.generate import texts
 from txl_jax.generate.options import GenerateConfig
+from txl_jax.generate.sampler import Drawn, Sampler
 from txl_jax.generate.texts import Sample
 
 PARAMS = tiny.make_params()
@@ -114,6 +121,35 @@ def test_a_sample_ends_before_its_stop() -> None:
     assert (across.text, across.token_texts) == ("the dog . ", [" dog", " .", " a"])
     settled = grow("the", "is it").settled()
     assert settled == "the dog . a cat . i", "all but the possible beginning of a stop"
+
+
+def test_a_sample_appears_on_a_terminal_as_it_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A character appears with its last byte, even if another fetch has the first."""
+    data, seen = "na\u00efve \u20ac3 \U0001f600\n".encode(), b""
+    reader, writer = os.openpty()
+
+    def stream(*_: object) -> Iterator[Drawn]:
+        nonlocal seen
+        for end, byte in enumerate(data, 1):
+            yield Drawn(np.array([[byte]]), np.zeros((1, 1)))
+            whole = b"a" + data[:end].decode(errors="ignore").encode()
+            whole = whole.replace(b"\n", b"\r\n")  # as a terminal shows it
+            while len(seen) < len(whole):
+                assert select.select([reader], [], [], LIMIT_SECONDS)[0]
+                seen += os.read(reader, 99)
+            assert seen == whole
+
+    monkeypatch.setattr(Sampler, "stream", stream)
+    with os.fdopen(writer, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        model, options = (tiny.CONFIG, PARAMS, ByteVocab()), make_config()
+        prompts = [np.frombuffer(b"a", np.uint8)]
+        (sample,) = texts.draw(*model, options, prompts, print_first)
+        assert os.read(reader, 99) == b"\r\n", "before the line of JSON"
+    os.close(reader)
+    assert sample.text.encode() == b"a" + data
 
 
 def test_text_grows_as_it_is_decoded() -> None:

@@ -11,7 +11,7 @@ from txl_jax.data.number import NumberVocab
 from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.errors import UserError, printable
 from txl_jax.generate import texts
-from txl_jax.generate.sampler import Reading
+from txl_jax.generate.sampler import SHOWN, Reading
 from txl_jax.report.log import json_lines, say, writing
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json
@@ -23,7 +23,9 @@ def generate_samples(loaded: Loaded) -> Json:
     """Draws the samples of the `generate` section and prints them as they grow."""
     config = loaded.config.generate
     started = time.perf_counter()
-    samples = draw_samples(loaded, show=print_first)
+    # All processes must run the same program.
+    every = SHOWN if sys.stdout.isatty() and not distributed.several() else 0
+    samples = draw_samples(loaded, show=print_first, every=every)
     settings = dataclasses.asdict(config)
     del settings["prompt" if config.context_tokens else "context_tokens"]  # unused
     sampled = [each.describe(loaded.step) for each in samples]
@@ -46,12 +48,13 @@ def draw_samples(
     loaded: Loaded,
     tokens: Tokens | None = None,
     show: Callable[[str], None] = lambda text: None,
+    every: int = 0,
 ) -> list[texts.Sample]:
     """Returns the samples, and appends each to generate.output when it is complete.
 
     If generate.output is a .npy, it gets the numbers of all samples at the end.
     `tokens` is the corpus if it is already prepared. `show` gets a single sample piece
-    by piece, and several samples one after the other.
+    by piece, of `every` tokens, and several samples one after the other.
     """
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.generate
     if options.context_tokens:
@@ -71,7 +74,7 @@ def draw_samples(
     window = config.eval.ext_len + config.eval.tgt_len
     reading = Reading(window, config.eval.segments_per_step, loaded.mesh)
     model = config.model, loaded.params, vocab
-    drawn = texts.draw(*model, options, prompts, show, reading)
+    drawn = texts.draw(*model, options, prompts, show, reading, every)
     samples: list[texts.Sample] = []
     with json_lines("" if arrays else options.output, "generate.output") as append:
         for sample in drawn:

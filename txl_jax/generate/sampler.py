@@ -43,6 +43,7 @@ from txl_jax.sharding.rules import letters, shards
 GREEDY = 1e-20
 TINY = float(np.finfo(np.float32).tiny)  # smaller numbers are 0 in float32
 EVERY = 32  # tokens sampled on the device before they are fetched
+SHOWN = 8  # the same for a reader at a terminal: up to 3 ms more for each fetch
 
 read_nothing = reader.from_hidden(lambda *_: ())
 
@@ -111,7 +112,8 @@ class Sampler:
     """Continues prompts, batch_size at a time, with programs that are compiled once.
 
     longest: tokens in the longest prompt. All sampled tokens are below vocab_size, for
-    models larger than their vocabulary.
+    models larger than their vocabulary. `every`: tokens sampled before they are
+    fetched; 0 means EVERY, the fastest.
     """
 
     def __init__(
@@ -123,7 +125,9 @@ class Sampler:
         longest: int,
         vocab_size: int | None = None,
         reading: Reading = READING,
+        every: int = 0,
     ) -> None:
+        self.every = every or EVERY
         self.config = model = generation_model(model_config, config)
         self.options, self.vocab_size, self.batch_size = config, vocab_size, batch_size
         self.kind = choose_kind(model)
@@ -154,14 +158,14 @@ class Sampler:
         return Reader(config, read_nothing, B, L, segments=count)
 
     def stream(self, prompts: Sequence[np.ndarray], seed: int) -> Iterator[Drawn]:
-        """Yields the next tokens of up to batch_size prompts, EVERY at a time.
+        """Yields the next tokens of up to batch_size prompts, `every` at a time.
 
         Prompt b is continued with the seed `seed` + b, independently of the others.
         """
         count, num_tokens = len(prompts), self.options.num_tokens
         seed_B = (seed + np.arange(self.batch_size, dtype=np.int64)).astype(np.uint32)
         context = self.prefill([*prompts, *[prompts[0]] * (self.batch_size - count)])
-        for first in range(0, num_tokens, EVERY):
+        for first in range(0, num_tokens, self.every):
             context, drawn = self.draw(context, self.params, seed_B, first)
             drawn = jax.device_get(drawn)
             yield Drawn(*(np.asarray(x)[:count, : num_tokens - first] for x in drawn))
@@ -192,7 +196,7 @@ class Sampler:
     def _draw(
         self, context: Context, params: Params, seed_B: Array, first: Array
     ) -> tuple[Context, tuple[Array, Array]]:
-        """Returns (context, (tokens_BT, nll_BT)) of EVERY tokens from `first` on."""
+        """Returns (context, (tokens_BT, nll_BT)) of `every` tokens from `first`."""
 
         def choose_one(logits_V: Array, seed: ArrayLike, index: Array) -> Array:
             key = jax.random.fold_in(jax.random.key(seed), index)
@@ -207,7 +211,7 @@ class Sampler:
             nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
             return context._replace(token_B=token_B), (token_B, nll_B)
 
-        index_T = first + jnp.arange(EVERY)
+        index_T = first + jnp.arange(self.every)
         context, (token_TB, nll_TB) = jax.lax.scan(draw_one, context, index_T)
         return context, (token_TB.T, nll_TB.T)
 

@@ -138,15 +138,20 @@ def draw(
     prompts: list[np.ndarray],
     show: Show,
     reading: Reading = READING,
+    every: int = 0,
 ) -> Iterator[Sample]:
-    """Yields a sample for each prompt; a single sample is shown while it is drawn."""
+    """Yields a sample for each prompt; a single sample is shown while it is drawn.
+
+    every: tokens of a single sample that are shown together, as in `Sampler`.
+    """
     longest, one = max(map(len, prompts)), len(prompts) == 1
     has_memory = generation_model(model_config, config).has_memory
     if not has_memory and longest > reading.window:
         most = reading.window
         say(f"the prompt has {longest} tokens: only the newest {most} are used")
     B = math.ceil(len(prompts) / math.ceil(len(prompts) / STREAMS))
-    sampler = Sampler(model_config, params, config, B, longest, len(vocab), reading)
+    rest = B, longest, len(vocab), reading, every if one else 0
+    sampler = Sampler(model_config, params, config, *rest)
     for first in range(0, len(prompts), B):
         samples = [
             Sample(vocab, prompt_T, (config.seed + n) % 2**32, config.stop)
