@@ -48,6 +48,7 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--workdir", type=Path, default=Path("runs/rl/mazes"))
     parser.add_argument("--finished", action="store_true", help="train nothing")
+    parser.add_argument("--stop", action="store_true", help="stop at solved mazes")
     return parser.parse_args()
 
 
@@ -106,6 +107,7 @@ def main() -> int:
             for cell in itertools.product(args.lengths, args.agents, args.seeds):
                 length, agent, seed = cell
                 options = make_options(agent, length, seed, args.updates)
+                options = dataclasses.replace(options, stop=args.stop)
                 name = f"{agent}-length={length}-seed={seed}-updates={args.updates}"
                 folder = args.workdir / name.replace(" ", "_")
                 if args.finished and not (folder / RESULT).exists():
