@@ -20,7 +20,7 @@ from tests.support import tiny
 from txl_jax.kernels import cluster
 from txl_jax.kernels.cluster import Rows, Table, Tokens, make_cluster
 from txl_jax.kernels.softmax import blockwise_nll
-from txl_jax.model.adaptive import Vocabulary
+from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.sharding.mesh import AXES
 from txl_jax.update.state import abstract_params
 
@@ -76,7 +76,7 @@ def test_the_logits_are_never_stored() -> None:
     params = nn.unbox(abstract_params(config))["embedding"]
 
     def loss(params: Any, hidden_BLD: Any, targets_BL: Any) -> Any:
-        apply = Vocabulary(config).apply
+        apply = EmbeddingAndSoftmax(config).apply
         nll_BL: Any = apply({"params": params}, hidden_BLD, targets_BL, method="nll")
         return jnp.sum(nll_BL)
 

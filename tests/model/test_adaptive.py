@@ -17,7 +17,7 @@ from tests.reference import Array
 from tests.support import tiny
 from txl_jax.kernels import cluster
 from txl_jax.kernels.cluster import Block, Limits
-from txl_jax.model.adaptive import Vocabulary
+from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -53,7 +53,9 @@ def gradients(config: ModelConfig, method: str) -> Callable[..., Any]:
 
     def loss(params: Any, hidden_BLD: Any, targets_BL: Any, weights_BL: Any) -> Any:
         args = (hidden_BLD, targets_BL) if method == "nll" else (hidden_BLD,)
-        nll_BL: Any = Vocabulary(config).apply({"params": params}, *args, method=method)
+        nll_BL: Any = EmbeddingAndSoftmax(config).apply(
+            {"params": params}, *args, method=method
+        )
         if method == "log_probs":
             index_BL1 = targets_BL[..., None]
             nll_BL = -jnp.take_along_axis(nll_BL, index_BL1, axis=-1)[..., 0]
@@ -90,7 +92,7 @@ def test_blocks_add_up_to_the_dense_loss(
 
 
 def call(config: ModelConfig, method: str, params: Any, *args: Any) -> Any:
-    run = functools.partial(Vocabulary(config).apply, method=method)
+    run = functools.partial(EmbeddingAndSoftmax(config).apply, method=method)
     return jax.jit(run)({"params": params}, *args)
 
 
@@ -151,6 +153,6 @@ def test_the_vocabulary_may_be_split_over_devices(
     )
     tiny.assert_close(grad(*placed), expected)
     if mesh == (4, 1, 2) and config.div_val == 1:
-        score = functools.partial(Vocabulary(config).apply, method="nll")
+        score = functools.partial(EmbeddingAndSoftmax(config).apply, method="nll")
         lowered = jax.jit(score).lower({"params": placed[0]}, *placed[1:3])
         assert "all-gather" not in str(lowered.compile().as_text())

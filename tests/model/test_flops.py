@@ -101,5 +101,7 @@ def test_flops_of_retrieval_by_hand() -> None:
     L = 7
     search, found = 2 * 256 * L * (90 + L), 2 * 2 * 256 * L * 5
     for training, more in ((True, search + 2 * found), (False, search + found)):
-        needed = [flops.needed_flops(each, 2, L, training) for each in (base, config)]
+        needed = [
+            flops.needed_flops(each, 2, L, training=training) for each in (base, config)
+        ]
         assert needed[1] - needed[0] == 2 * more

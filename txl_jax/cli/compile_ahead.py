@@ -71,7 +71,10 @@ def describe(steps: Steps) -> Json:
     config, tpus, devices, training, evaluation = steps
     model, train = config.model, config.train
     B, L, width = train.batch_size, train.tgt_len, train.ext_len + train.tgt_len
-    flops = needed_flops(model, B, width, True, train.gradient_segments) / (B * L)
+    flops = needed_flops(
+        model, B, width, training=True, together=train.gradient_segments
+    )
+    flops /= B * L
     result = {
         "topology": tpus.name,
         "slices": tpus.slices,
@@ -93,7 +96,7 @@ def describe(steps: Steps) -> Json:
         return result | {"evaluation": {"error": str(evaluation)}}
     model, each = evaluation_model(model, config.eval), config.eval
     B, L, width = each.streams, each.tgt_len, each.ext_len + each.tgt_len
-    flops = needed_flops(model, B, width, False) / (B * L)
+    flops = needed_flops(model, B, width, training=False) / (B * L)
     return result | {"evaluation": {"streams": B, **costs(tpus, evaluation, flops)}}
 
 

@@ -2,8 +2,8 @@
 
 With cutoffs, the vocabulary is divided into clusters (Grave et al. 2017). The first
 softmax predicts the most frequent tokens and one entry for each rare cluster. The
-probability of a rare token is that of its cluster times its own within the cluster.
-Rare clusters may have smaller embeddings (Baevski and Auli 2019).
+probability of a rare token is its cluster's times its own within the cluster. Rare
+clusters may have smaller embeddings (Baevski and Auli 2019).
 
 Dims: V0, V1.. and E0, E1.. per cluster, T = V0 + G entries of the first softmax, and Y
 and X of `kernels.sharded`.
@@ -30,7 +30,7 @@ from txl_jax.model.initializers import normal, weight
 Shared = tuple[tuple[Array, ...], tuple[Array | None, ...]]  # tables, projections
 
 
-class Vocabulary(nn.Module):
+class EmbeddingAndSoftmax(nn.Module):
     """The embedding and the softmax, whose tables and projections may be tied.
 
     Logits and log-probabilities are float32 for every compute dtype.
@@ -86,7 +86,7 @@ class Vocabulary(nn.Module):
     def _make_proj(self, name: str, i: int) -> Array | None:
         """Returns the projection [Ei, D], or None for rows of D features.
 
-        With div_val and proj_same_dim, these are projected, too.
+        With div_val and proj_same_dim, such rows are projected too.
         """
         config = self.config
         D, E = config.d_model, config.embed_sizes[i]
@@ -158,7 +158,7 @@ class Vocabulary(nn.Module):
     def nll(self, hidden_BLD: Array, targets_BL: Array) -> Array:
         """Returns -log p(target), nll_BL in nats, in token order.
 
-        No logits are stored, and the cost of a cluster follows its number of tokens.
+        No logits are stored, and a cluster costs in proportion to its number of tokens.
         """
         cutoffs, dtype = self.config.cutoffs, hidden_BLD.dtype
         biases = [self.bias_V]

@@ -1,6 +1,6 @@
 """Multi-head attention over memory and segment (sections 3.2 and 3.3).
 
-Dims: J, P and C are those of `memory.key_values`.
+Dims: J, P and C as in `memory.key_values`.
 """
 
 import functools
@@ -27,8 +27,8 @@ from txl_jax.model.positions import position_terms, rotate_queries_and_keys
 def project(h_BKD: Array, x_HAD: Array, M: int) -> Array:
     """Returns keys or values, x_BKHA.
 
-    The first M states, those of a memory, get no gradient: the backward pass omits
-    their product.
+    The first M states, the memory's, get no gradient: the backward pass omits their
+    product.
     """
     return jnp.einsum("BKD,HAD->BKHA", h_BKD, x_HAD)
 
@@ -79,7 +79,7 @@ class Attention(nn.Module):
             qkv_DJHA = make("qkv", "DJHA", (D, 3, H, A))
             o_PHAC = make("o_halves", "PHAC", (2, H, A, D // 2))
         else:
-            # D is last in each matrix: a TPU pads the last dimension to 128, A is 64.
+            # D is last in each matrix: TPUs pad the last dimension to 128, and A is 64.
             q_HAD, k_HAD, v_HAD, o_HAD = (
                 make(name, "HAD", (H, A, D)) for name in "qkvo"
             )
@@ -90,7 +90,7 @@ class Attention(nn.Module):
             h_BMD, constant = before
             h_BKD = jnp.concatenate([h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
         x_BKD, x_BLD = h_BKD, h_BLD
-        if config.pre_lnorm:  # which gives the memory's keys a gradient, the norm's
+        if config.pre_lnorm:  # the norm gets a gradient from the memory's keys
             x_BKD, constant = norm(h_BKD), 0
             x_BLD = x_BKD[:, -h_BLD.shape[1] :]
         if is_separate:
@@ -122,9 +122,9 @@ class Attention(nn.Module):
         return add_residual(config, norm, h_BLD, out_BLD), kept
 
     def _attend_in_order(self, operands: Operands) -> Array:
-        """Returns o_BLHA of keys in the order of time, which are not rotated yet."""
+        """Returns o_BLHA, given keys in the order of time, not yet rotated."""
         return self.attend(rotate_queries_and_keys(self.config, operands))
 
     def attend(self, operands: Operands) -> Array:
-        """Returns the kernel's o_BLHA; maps of attention intercept the call."""
+        """Returns the kernel's o_BLHA; attention maps intercept this call."""
         return choose_kernel(self.config.kernel, operands)(operands)

@@ -13,7 +13,7 @@ from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import SCHEMES
 
-# Of gated feed-forwards; the GELU is the approximation by tanh.
+# For gated feed-forwards; the GELU is approximated by tanh.
 ACTIVATIONS = {"geglu": nn.gelu, "swiglu": nn.silu}
 
 

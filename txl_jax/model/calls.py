@@ -1,4 +1,4 @@
-"""What wraps a call of a `TransformerXL`, which reads one segment.
+"""Functions that wrap a call of a `TransformerXL`, which reads one segment.
 
     read         several segments in one call,
                      computed together,
@@ -53,8 +53,8 @@ def read(
 ) -> tuple[Array, AnyMemory]:
     """Returns (hidden_BTD, memory) after segments of segment_len tokens (0 = one).
 
-    The results are those of one call for each. Segments are computed together where
-    layer n of a segment reads only layer n - 1 of earlier ones. Not for absolute
+    The results equal those of one call per segment. Segments are computed together
+    where layer n of a segment reads only layer n - 1 of earlier ones. Not for absolute
     positions, nor for documents with initial_memory = "zeros".
     """
     segments = first_BL, length_B, segment_len
@@ -108,7 +108,7 @@ def read_in_sequence(
     length_B: Array | None,
     L: int,
 ) -> tuple[Array, AnyMemory]:
-    """Returns what `TransformerXL.read` does after segments, one after the other."""
+    """Returns (h_BTD, memory) after reading the segments one after the other."""
     B, T = h_BTD.shape[:2]
     first_BT = jnp.zeros((B, T), bool) if first_BT is None else first_BT
     length_B = jnp.full(B, T, jnp.int32) if length_B is None else length_B
@@ -139,7 +139,7 @@ def read_in_pieces(
     length_B: Array | None,
     segment_len: int,
 ) -> tuple[Array, Any]:
-    """Returns what `read` does; each device computes one of P pieces of the tokens."""
+    """Returns the results of `read`; each device computes one of P pieces."""
     M, T = memory.mem_len, tokens_BT.shape[1]
     check_pieces(model.config, P, T, M, segment_len)
     memory, first_BT = model.kind.begin(memory, first_BT)

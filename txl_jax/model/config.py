@@ -28,15 +28,15 @@ REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
 # Queries, keys, values, projected distances, the results of `chunked` and `tpu`, the
 # feed-forward's inner features, and the sums with the residual.
 REMAT_NAMES = ("q", "k", "v", "r", "o", "hidden", "sum")
-GATES = ("none", "gru")  # of residuals; Parisotto et al. 2020 for "gru"
+GATES = ("none", "gru")  # instead of residual sums; "gru" is Parisotto et al. 2020
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A Transformer-XL; the defaults are the paper's 12 layers for enwik8 (Table 2).
 
-    `fields` constrains single values; the checks below refuse combinations, and
-    `config.Config` those of several sections.
+    Each field constrains its own value, the checks below refuse combinations, and
+    `config.Config` refuses combinations across sections.
     """
 
     vocab_size: int = field(0, help="Vocabulary size. 0 takes it from the data.")
@@ -168,8 +168,8 @@ class ModelConfig:
         "none",
         help='Activations that each layer keeps for the backward pass: "none" keeps '
         'all of them (no rematerialization), "full" only the layer\'s input, '
-        '"dots" also products with weights, "save:q,k" also these of '
-        f"{', '.join(REMAT_NAMES)}, "
+        '"dots" also products with weights, "save:q,k" also the named ones (of '
+        f"{', '.join(REMAT_NAMES)}), "
         'and "offload:q,k" the same in the host\'s memory.',
     )
     unroll: int = field(
@@ -255,7 +255,8 @@ class ModelConfig:
     def _check_fast_weights(self) -> None:
         refuse(
             self.fast_weights and not self.mem_len,
-            "model.fast_weights takes up what leaves a memory: set mem_len above 0",
+            "model.fast_weights absorbs states that leave a memory: set mem_len above "
+            "0",
         )
         others = "retrieval_len", "compressed_len", "memory_tokens"
         self._refuse_together("fast_weights", "recurrence", "initial_memory", *others)
@@ -302,13 +303,13 @@ class ModelConfig:
 
     @property
     def mem_slots(self) -> int:
-        """The keys before a segment: mem_len, compressed ones, and pending states."""
+        """The number of keys before a segment, with compressed and pending ones."""
         Z, C = self.compressed_len, self.compression_rate
         return self.mem_len + (Z + C - 1 if Z else 0)
 
     @property
     def in_sequence(self) -> str:
-        """The field with which a segment needs all layers of the one before; "" = none.
+        """The field that makes a segment need all layers of the one before, or "".
 
         Such segments cannot be computed together.
         """
@@ -343,7 +344,7 @@ def parse_remat(policy: str) -> tuple[str, tuple[str, ...]]:
     )
 
 
-# What the code bases of published models do differently, besides their sizes.
+# Differences between the code bases of published models, besides sizes.
 
 
 def pytorch(**fields: Any) -> ModelConfig:

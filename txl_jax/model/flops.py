@@ -1,12 +1,12 @@
 """The FLOPs of matrix products that a step needs, from the sizes of the model.
 
 A multiply-add counts as 2. Training computes each product once in the forward pass, and
-one product for each factor that has a gradient in the backward pass: three in all, or
-two of the memory's projections, because no gradient passes into the memory. With
-pre_lnorm these have three: the norm of the memory has parameters. Of a layer that
-retrieves, the search has no gradient, and the found keys and values have none.
+one product for each factor that has a gradient in the backward pass: three in all, but
+two for the memory's projections, because no gradient passes into the memory. With
+pre_lnorm these take three too: the memory's norm has parameters. In a layer that
+retrieves, neither the search nor the retrieved keys and values have a gradient.
 
-Memory tokens count as tokens of each segment, which are not in the softmax.
+Memory tokens count as tokens of each segment, except in the softmax.
 
 Dims: B streams, L segment, T tokens, M memory, D model, H heads, A head,
 F feed-forward, V vocabulary.
@@ -21,7 +21,7 @@ from txl_jax.model.positions import distances
 
 
 def needed_flops(
-    config: ModelConfig, B: int, L: int, training: bool, together: int = 1
+    config: ModelConfig, B: int, L: int, *, training: bool, together: int = 1
 ) -> float:
     """Returns the FLOPs that one segment of B streams needs, recomputing nothing.
 
@@ -38,12 +38,12 @@ def needed_flops(
     if config.fast_weights:
         learned += B * L * config.n_layer * fast_products(config, training)
     if not training:
-        # Of outputs, too, it keeps keys and values; of a compressed memory neither.
+        # Outputs are projected too; a compressed memory is projected each time.
         own += 2 * B * L * projected if config.recurrence == "same" else 0
         own += memory if choose_kind(config).layout == "stacked" else 0
         return own + learned + search + found
     memory *= 3 if config.pre_lnorm else 2
-    if W := config.memory_tokens:  # whose segments are read one after the other
+    if W := config.memory_tokens:  # segments are then read one after the other
         L, together = L + 2 * W, 1
     if config.position == "transformer_xl":
         R = distances(config, config.mem_slots + together * L)
@@ -54,8 +54,8 @@ def needed_flops(
 def compression_products(config: ModelConfig, L: int, training: bool) -> float:
     """Returns the products of compression "conv" for one stream's segment.
 
-    Training adds those of the attention to old and new states, of which only the new
-    ones have a gradient.
+    Training adds the attention to old and new states; only the new ones have a
+    gradient.
     """
     if config.compression != "conv" or not config.compressed_len:
         return 0.0
@@ -72,8 +72,8 @@ def compression_products(config: ModelConfig, L: int, training: bool) -> float:
 def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
     """Returns the products of all layers for one stream's segment of L tokens.
 
-    The second number is those that project the memory to keys and values. Masked scores
-    count, because the einsum kernel computes them.
+    The second number counts the projections of the memory to keys and values. Masked
+    scores count, because the einsum kernel computes them.
     """
     D, HA = config.d_model, config.n_head * config.d_head
     M = config.mem_slots
@@ -97,7 +97,7 @@ def positionwise_products(config: ModelConfig) -> int:
 
 
 def retrieval_products(config: ModelConfig, L: int) -> tuple[int, int]:
-    """Returns the products of one stream's search, and those with what is found."""
+    """Returns the products of one stream's search, and of attention to its results."""
     T, HA = config.retrieval_len, config.n_head * config.d_head
     found = 2 * HA * L * config.retrieval_top_k * 2
     return (2 * HA * L * (T + L), found) if T else (0, 0)
@@ -106,9 +106,8 @@ def retrieval_products(config: ModelConfig, L: int) -> tuple[int, int]:
 def vocabulary_products(config: ModelConfig, T: float) -> tuple[float, float]:
     """Returns the products of T tokens with projections, and with rows of the softmax.
 
-    Every token takes the projections of all clusters, in the embedding and in the
-    softmax. The rows of a cluster are multiplied with its own tokens only, as many as
-    `zipf` gives.
+    Every token is multiplied with the projections of all clusters, in the embedding and
+    in the softmax, and with the rows of its own cluster only (`zipf`).
     """
     D, V, cutoffs = config.d_model, config.vocab_size, config.cutoffs
     ends = (0, *cutoffs, V)

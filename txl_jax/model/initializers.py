@@ -11,11 +11,11 @@ from jax.typing import DTypeLike
 
 from txl_jax.model.config import ModelConfig
 
-# The arrays of a model by module and name, or as many gradients, shapes or shardings.
+# The arrays of a model by module and name, or their gradients, shapes or shardings.
 Params = dict[str, Any]
-# Of the layers' parameters: see `TransformerXL`.
+# The layout of the layers' parameters: see `TransformerXL`.
 Layout = Literal["stacked", "separate"]
-Initializer = Callable[..., Any]  # of boxed arrays: (key, shape, dtype) -> box
+Initializer = Callable[..., Any]  # (key, shape, dtype) -> boxed array
 # Creates or reads a parameter of a layer: (name, letters, shape) -> array.
 Weight = Callable[[str, str, tuple[int, ...]], Array]
 
@@ -54,7 +54,7 @@ def normal(std: float, letters: str, mean: float = 0.0) -> Initializer:
 
 
 def keep_sums(primitive: object, *_: object, **__: object) -> bool:
-    """Is the policy that keeps the results of sums for the backward pass."""
+    """A remat policy that keeps the results of sums for the backward pass."""
     return primitive is jax.lax.reduce_sum_p
 
 

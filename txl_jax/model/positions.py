@@ -18,10 +18,10 @@ from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Weight
 
-# T5's buckets of distances, and the distance from which on all are in the last one.
+# T5's number of buckets, and the distance from which on all are in the last one.
 N_BUCKET, MAX_DISTANCE = 32, 128
 
-Biases = dict[str, Array]  # by name, [H, A], or of T5 [H, U]
+Biases = dict[str, Array]  # by name, [H, A], or [H, U] for T5
 
 
 class Scheme(NamedTuple):
@@ -118,7 +118,7 @@ def t5(
 ) -> PositionTerms:
     """Returns a learned bias for each bucket of distances (Raffel et al. 2020).
 
-    Scores are divided by sqrt(A) and T5's are not: as in `alibi`, the bias is not.
+    Scores are divided by sqrt(A), unlike T5's; the bias, as in `alibi`, is not.
     """
     R = min(distances(config, K), MAX_DISTANCE + 1)
     buckets = [bucket(distance) for distance in range(R - 1, -1, -1)]
@@ -140,7 +140,7 @@ def bucket(distance: int) -> int:
 
 
 def bias_shape(config: ModelConfig) -> tuple[int, int]:
-    """Returns the shape of the scheme's biases: [H, A], or of T5 [H, U]."""
+    """Returns the shape of the scheme's biases: [H, A], or [H, U] for T5."""
     size = N_BUCKET if config.position == "t5" else config.d_head
     return config.n_head, size
 

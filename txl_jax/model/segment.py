@@ -1,6 +1,6 @@
 """The model's input: segments of streams of tokens (section 3.2).
 
-Dims: S segments in one call, B streams, L segment, P segments that `join` makes one.
+Dims: S segments in one call, B streams, L segment, P segments that `join` joins.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,8 +16,7 @@ class Segment(NamedTuple):
 
     weights_SBL is 1 where the target is scored; first_SBL marks the start of a
     document, which sees nothing before it; length_SB counts real tokens, with padding
-    at the right end only. The arrays are numpy's as `Streams` reads them, and jax's
-    once they are on the devices.
+    at the right end only. `Streams` makes numpy arrays; on the devices they are jax's.
     """
 
     inputs_SBL: np.ndarray  # int32
@@ -41,12 +40,12 @@ class OneSegment(NamedTuple):
 
 
 def only(segments: Segment) -> OneSegment:
-    """Returns the segment of a call of one."""
+    """Returns the only segment of a call."""
     return OneSegment(*(x[0] for x in segments))
 
 
 def join(segments: Segment, count: int) -> Segment:
-    """Returns S / count segments, each of `count` consecutive ones, of count L tokens.
+    """Joins every `count` consecutive segments, into S / count of count L tokens.
 
     Padding inside them, as at the end of an epoch, counts as real: what follows it must
     be empty or start a document, which sees nothing before it.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.kernels.sharded import target_device
-from txl_jax.model.adaptive import Vocabulary
+from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
@@ -25,8 +25,8 @@ class TransformerXL(nn.Module):
     Dropout is active exactly when a `dropout` rng is passed. The memory's length comes
     from its shape, so it may change without new parameters.
 
-    layout: "stacked" parameters, over which the layers are scanned, or "separate" ones
-        of each layer, which `calls.fixed_model` lays out; the memory is then a
+    layout: "stacked" parameters, which the layers are scanned over, or "separate" ones
+        for each layer, as `calls.fixed_model` lays them out; the memory is then a
         `KeyValueMemory` or, for one token at a time, a `RingMemory`.
     """
 
@@ -49,7 +49,7 @@ class TransformerXL(nn.Module):
                 unroll=count_unrolled(config),
                 metadata_params={nn.PARTITION_NAME: "N"},
             )(config)
-        self.embedding = Vocabulary(config)
+        self.embedding = EmbeddingAndSoftmax(config)
         self.scheme = SCHEMES[config.position]
         self.biases = {name: self._make_bias(name) for name in self.scheme.biases}
         self.memory_parameter = self.kind.make_parameter(self)
@@ -59,7 +59,7 @@ class TransformerXL(nn.Module):
     def _make_bias(self, name: str) -> Array:
         """Returns a bias of every layer: u, w (the paper's v) or T5's `buckets`.
 
-        Its shape is [N, *bias_shape]; A is the number of buckets for T5's.
+        Its shape is [N, *bias_shape]; for T5's, A is the number of buckets.
         """
         config = self.config
         N, (H, A) = config.n_layer, bias_shape(config)
@@ -120,14 +120,16 @@ class TransformerXL(nn.Module):
     ) -> tuple[Array, Kept]:
         """Returns (the last layer's output, what the memory keeps of all layers).
 
-        layers: the memory's. T: the tokens of the whole call; dropout covers all M + T
-        distances and a piece uses the nearest ones, so the mask does not depend on the
-        mesh.
+        layers: the memory's layers. T: the number of tokens in the whole call; dropout
+        covers all M + T distances and a piece uses the nearest ones, so the mask does
+        not depend on the mesh.
         """
         if self.layout == "separate":
             entries = []
             for block, layer in zip(self.layers, layers, strict=True):
-                h_BLD, kept = block(h_BLD, layer, None, None, oldest_BL)
+                h_BLD, kept = block(
+                    h_BLD, layer, biases=None, R_RD=None, oldest_BL=oldest_BL
+                )
                 entries.append(kept)
             return h_BLD, entries
         dtype = self.config.compute_dtype
@@ -164,9 +166,9 @@ class TransformerXL(nn.Module):
 
 
 def count_unrolled(config: ModelConfig) -> int:
-    """Returns the layers in a step of the scan, `model.unroll`; 0 is the fastest.
+    """Returns the number of layers in a step of the scan: `unroll`, or the fastest.
 
-    The loop over layers copies what each one keeps into and out of stacks. On one H200,
+    The loop over layers copies kept arrays into and out of stacks. On one H200,
     the training step of enwik8 takes 51 ms with one layer in a step and 37 ms with all.
     On a CPU, all layers in a step make small models some 10 % faster, large ones
     slower.
@@ -178,7 +180,7 @@ def count_unrolled(config: ModelConfig) -> int:
 def rematerialize(block: type[nn.Module], config: ModelConfig) -> type[nn.Module]:
     """Returns a layer that keeps only its input and what `model.remat_policy` names.
 
-    The names are those that `jax.ad_checkpoint.checkpoint_name` gives to its arrays.
+    `jax.ad_checkpoint.checkpoint_name` gives its arrays these names.
     """
     kind, names = parse_remat(config.remat_policy)
     if kind == "none":

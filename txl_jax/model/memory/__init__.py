@@ -1,4 +1,4 @@
-"""The memories: what a model keeps of the segments that it has read.
+"""Memories: the states that a model keeps from the segments it has read.
 
 `kinds` chooses a `protocol.Kind` for a config. Each has one file, except the paper's:
 

@@ -1,4 +1,4 @@
-"""Fast weights, which take up every state that leaves the memory (gated delta rule).
+"""Fast weights, which absorb every state that leaves the memory (gated delta rule).
 
 Beside the paper's memory, each head of each layer has a matrix S from keys to values. A
 state that becomes older than the M tokens before a query changes S by the gated delta
@@ -11,10 +11,10 @@ of all keys before i, which therefore does not depend on where segments begin:
     S_{j+1} = a_j S_j + b_j (v_j - a_j S_j k_j) k_j^T
     o_i <- o_i + sigmoid(w_g x_{i+M}) S_i q_i
 
-A value is stored under the key of the state before it, so that S answers what followed
-the last state like the query's. W_k and W_v are the attention's, with `k_norm` if there
-is one, before any rotation; since W_k also makes the queries, reads train it without
-gradients across segments. S is float32, and a constant where a call begins.
+A value is stored under the key of the state before it, so that S returns what followed
+the last state similar to the query's. W_k and W_v are the attention's, with `k_norm` if
+there is one, before any rotation; since W_k also makes the queries, reads train it
+without gradients across segments. S is float32, and a constant where a call begins.
 
 Dims: P chunks of C steps, U values (as many as A), K = M + L, J = 2: b and log a.
 """
@@ -38,14 +38,14 @@ from txl_jax.model.memory.protocol import Call, Kept, MemoryLike
 
 CHUNK = 16
 # The initial logits of b, a and the gate: half of a value is written, S forgets 0.5 %
-# with each state, and what a query reads is multiplied by 0.12.
+# with each state, and reads are multiplied by 0.12.
 BIASES = (0.0, 5.3, -2.0)
 # The default may round factors to bfloat16 or TF32.
 product = functools.partial(jnp.einsum, precision="highest")
 
 
 class Leaving(NamedTuple):
-    """What a call of L tokens writes.
+    """The writes of a call of L tokens.
 
     written_BL: whether key j, which leaves between the queries j and j + 1, belongs to
         their document; neither an empty slot nor a state of an older document does.
@@ -64,7 +64,7 @@ class FastMemory:
 
     S_NBHUA, k_NBHA: the matrices, and the newest key that has left (float32).
     rate_NBMHJ: the rates of the local memory's states, if it has only keys and values.
-    call: during a call, what it writes.
+    call: during a call, its writes.
     """
 
     config: ModelConfig = flax.struct.field(pytree_node=False)
@@ -143,7 +143,7 @@ class FastLayer:
     def attend(
         self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
     ) -> tuple[Array, Kept]:
-        """Returns what `FastWeights` does; called inside the layer's module."""
+        """Calls `FastWeights`, inside the layer's module."""
         o_BLHA, kept = self.local.attend(own, h_BKD, x_BKD, kernel)
         fast = FastWeights(self.config, name="fast")
         return fast(o_BLHA, kept, own, x_BKD, self)
@@ -175,9 +175,9 @@ class FastWeights(nn.Module):
     def __call__(
         self, o_BLHA: Array, kept: Kept, own: Operands, x_BKD: Array, layer: FastLayer
     ) -> tuple[Array, tuple[Kept, tuple[Array, Array, Array | None]]]:
-        """Returns (o_BLHA with what is read, (kept, (S, newest key, rates))).
+        """Returns (o_BLHA plus the reads, (kept, (S, newest key, rates))).
 
-        o_BLHA, kept: of the local memory's `attend`, which has read `own` and x_BKD.
+        o_BLHA, kept: the results of the local memory's `attend` for `own` and x_BKD.
         """
         L, (written_BL, start_BL, length_B) = o_BLHA.shape[1], layer.call
         rate_BKHJ, held_BMHJ = self.find_rates(x_BKD), layer.rate_BMHJ
@@ -203,12 +203,12 @@ def feature(k_BLHA: Array) -> Array:
 
 
 def run(S_BHUA: Array, *steps: Array) -> tuple[Array, Array]:
-    """Returns what the queries of L steps read, o_BLHU, and the last S.
+    """Returns the reads of the queries of L steps, o_BLHU, and the last S.
 
-    steps: q_BLHA, k_BLHA, v_BLHU, rate_BLHJ and start_BL, as in `Call`. A step writes
-    after its query has read; one with rates of 0 changes nothing. The steps of a chunk
-    are products of matrices: with T_ij = b_i a_{j+1} .. a_i k_i k_j for j < i, what
-    they write solves (I + T) u = b (v - a S k).
+    steps: q_BLHA, k_BLHA, v_BLHU, rate_BLHJ and start_BL. A step writes after its query
+    has read; a step with rates of 0 changes nothing. The steps of a chunk are products
+    of matrices: with T_ij = b_i a_{j+1} .. a_i k_i k_j for j < i, their writes u solve
+    (I + T) u = b (v - a S k).
     """
     B, L, H, _ = steps[0].shape
     C = min(CHUNK, L)
@@ -222,8 +222,8 @@ def run(S_BHUA: Array, *steps: Array) -> tuple[Array, Array]:
 
     q_PBHCA, k_PBHCA, v_PBHCU, rate_PBHCJ, start_PBC = map(cut, steps)
     rate_PBHC1, log_a_PBHC = rate_PBHCJ[..., :1], rate_PBHCJ[..., 1]
-    after_PBHC = jnp.cumsum(log_a_PBHC, axis=-1)  # of S, by the steps up to i
-    before_PBHC = after_PBHC - log_a_PBHC  # by those before i
+    after_PBHC = jnp.cumsum(log_a_PBHC, axis=-1)  # S's decay by steps up to i
+    before_PBHC = after_PBHC - log_a_PBHC  # by steps before i
     document_PB1C = jnp.cumsum(start_PBC, axis=-1)[:, :, None]
     same_PB1CC = document_PB1C[..., None] == document_PB1C[..., None, :]
     seen_PB1CC = same_PB1CC & jnp.tri(C, k=-1, dtype=bool)
@@ -239,7 +239,7 @@ def run(S_BHUA: Array, *steps: Array) -> tuple[Array, Array]:
     qk_PBHCC = product("PBHCA,PBHYA->PBHCY", q_PBHCA, k_PBHCA)
     qk_PBHCC = decayed(qk_PBHCC, before_PBHC)
     inverse_PBHCC = invert(decayed(kk_PBHCC, after_PBHC) * rate_PBHC1)
-    is_first_PB1C = document_PB1C == 0  # has the document of the chunk's S
+    is_first_PB1C = document_PB1C == 0  # the document of the chunk's S
     keep_PBHC1 = decay(after_PBHC, is_first_PB1C)[..., None]
     # The solution is u - w S^T, and the queries read o + r S^T.
     u_PBHCU = product("PBHCY,PBHYU->PBHCU", inverse_PBHCC, rate_PBHC1 * v_PBHCU)
@@ -248,7 +248,7 @@ def run(S_BHUA: Array, *steps: Array) -> tuple[Array, Array]:
     o_PBHCU = product("PBHCY,PBHYU->PBHCU", qk_PBHCC, u_PBHCU)
     r_PBHCA = decay(before_PBHC, is_first_PB1C)[..., None] * q_PBHCA
     r_PBHCA -= product("PBHCY,PBHYA->PBHCA", qk_PBHCC, w_PBHCA)
-    # The last S has what the steps of the chunk's last document write.
+    # The last S has only the writes of the chunk's last document.
     last_PBHC = decay(after_PBHC[..., -1:] - after_PBHC, same_PB1CC[..., -1, :])
     k_PBHCA = last_PBHC[..., None] * k_PBHCA
 
@@ -326,7 +326,7 @@ class Fast(HiddenStates):
         return dataclasses.replace(memory, local=local, rate_NBMHJ=rate_NBMHJ)
 
     def open(self, memory: FastMemory, call: Call) -> FastMemory:
-        """Returns the memory with what the call writes."""
+        """Returns the memory with the writes of the call."""
         L, first_BL, length_B, _ = call
         filled_B, M, step_L = memory.filled_B, memory.mem_len, jnp.arange(L)
         if length_B is None:
@@ -342,7 +342,7 @@ class Fast(HiddenStates):
 def fast_products(config: ModelConfig, training: bool) -> float:
     """Returns the FLOPs of one layer's fast weights for a token (`model.flops`).
 
-    Of the inverse, only the last step has a backward pass.
+    Only the last step of the inverse has a backward pass.
     """
     C, H, A = CHUNK, config.n_head, config.d_head
     once = H * (6 * config.d_model + 12 * C * A + 6 * A * A + 4 * C * C)

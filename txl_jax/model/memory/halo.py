@@ -2,8 +2,8 @@
 
 Code that treats streams independently sees each of the P pieces of a stream's tokens as
 a stream (`kernels.sharded.split_pieces`). In each layer a piece needs the newest M
-inputs before it, as a stream needs its memory. Each device passes those of its own
-piece to the next one (a halo exchange); the first piece has the memory.
+inputs before it, as a stream needs its memory. Each device passes the newest inputs of
+its piece to the next one (a halo exchange); the first piece has the memory.
 
 Dims: P pieces, Y = P B rows, X tokens of a piece, T = P X.
 """
@@ -26,7 +26,7 @@ from txl_jax.sharding.rules import PIECES, STREAMS
 
 def split_oldest(oldest_BT: Array, P: int) -> Array:
     """Returns the oldest key that each query sees, among M + X keys of its piece."""
-    # Otherwise its running maximum over all tokens would gather them.
+    # Unconstrained, the running maximum over all tokens would gather them.
     oldest_YX = split_pieces(constrain(oldest_BT, STREAMS), P)
     first_Y = jnp.repeat(jnp.arange(P) * oldest_YX.shape[1], len(oldest_BT))
     return jnp.maximum(oldest_YX - first_Y[:, None], 0)
@@ -39,7 +39,9 @@ def check_pieces(config: ModelConfig, P: int, T: int, M: int, segment_len: int) 
     """
     rule = f"mesh.segments = {P} splits the T = {T} tokens that are computed together"
     if config.position in ABSOLUTE_POSITIONS:
-        raise UserError(f'{rule}, which model.position = "{config.position}" numbers')
+        raise UserError(
+            f'{rule}, but model.position = "{config.position}" numbers them'
+        )
     reach, L = keys_per_query(config, M), segment_len or T
     unit = 1 if 0 < reach <= M + 1 else L
     if T // P < M or T % (P * unit):
@@ -54,7 +56,7 @@ def check_pieces(config: ModelConfig, P: int, T: int, M: int, segment_len: int) 
 class HaloLayer(NamedTuple):
     """The newest M inputs of one layer before the first piece.
 
-    start_Y: where the M states that the memory keeps begin, among M + X of each piece.
+    start_Y: the start of the M states that the memory keeps, among M + X of each piece.
     """
 
     h_BMD: Array
@@ -94,7 +96,7 @@ class HaloLayer(NamedTuple):
 class HaloMemory(NamedTuple):
     """A `Memory` during a call whose tokens are in P pieces of X.
 
-    end_PB: where the memory of the next call ends, from the start of each piece.
+    end_PB: the end of the next call's memory, relative to the start of each piece.
     """
 
     memory: Memory
@@ -121,7 +123,7 @@ class HaloMemory(NamedTuple):
     def append(
         self, kept: Array, length_B: Array | None, first_BL: Array | None
     ) -> Memory:
-        """Returns the memory after the call: that of the piece with the last token."""
+        """Returns the memory after the call, from the piece with the last token."""
         P, B = self.end_PB.shape
         if length_B is None:  # not end_PB[0], which the pieces would have to exchange
             length_B = jnp.full(B, P * self.piece_len, jnp.int32)

@@ -26,7 +26,7 @@ def window(x: Array, start_B: Array, M: int) -> Array:
 
 
 def newest(x: Array, M: int, axis: int) -> Array:
-    """Returns the newest M states, the last ones, after zeros if there are fewer."""
+    """Returns the last M states, padded with zeros in front if there are fewer."""
     pad = [(0, 0)] * x.ndim
     pad[axis] = max(M - x.shape[axis], 0), 0
     x = jnp.pad(x, pad)

@@ -79,7 +79,7 @@ class KeyValues:
         return PositionTerms(r_RHA, self.u_HA, self.w_HA, bias_HR)
 
     def leaving(self, own: Operands, kept: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Returns what `cache.CacheLayer.leaving` does."""
+        """See `cache.CacheLayer.leaving`."""
         L, (k_BKHA, v_BKHA) = own.q_BLHA.shape[1], kept
         return k_BKHA[:, :L], v_BKHA[:, :L]
 
@@ -102,7 +102,7 @@ class KeyValues:
 class NewestKeyValues(NamedTuple):
     """The keys and values of the newest M tokens of every layer, oldest first.
 
-    It does not depend on the lengths of calls, as `KeyValueMemory` does.
+    Unlike `KeyValueMemory`, it does not depend on the lengths of calls.
     """
 
     k_NHBMA: Array
@@ -219,7 +219,7 @@ class KeyValueMemory:
         return dataclasses.replace(self, layers=layers, filled_B=filled_B)
 
     def newest(self) -> NewestKeyValues:
-        """Returns what the memory keeps for the next call."""
+        """Returns the keys and values that the next call sees."""
         M = self.mem_len
         k_NHBMA = jnp.stack([window(x.k_HBKA, x.start_B, M) for x in self.layers])
         v_NHBMA = jnp.stack([window(x.v_HBKA, x.start_B, M) for x in self.layers])
@@ -275,7 +275,7 @@ def by_windows(kernel: Kernel, operands: Operands, W: int) -> Array:
     """
     L = operands.q_BLHA.shape[1]
     K = operands.k_BKHA.shape[1] - L + W
-    # As the reference kernel reads them, so that a window's keys are contiguous.
+    # In the reference kernel's layout, a window's keys are contiguous.
     k_HBKA, v_HBKA = heads_first(operands.k_BKHA), heads_first(operands.v_BKHA)
 
     def attend(start: Array) -> Array:

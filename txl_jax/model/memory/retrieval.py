@@ -1,11 +1,11 @@
 """A store of one layer's keys and values, from which it retrieves (Wu et al. 2022).
 
-Beside a memory of another kind, the store has the newest T tokens. A query takes the
-best of those that its local attention does not see, and a gate for each head mixes the
-two results. Retrieved keys have no position. The search normalizes keys and queries
+Beside a memory of another kind, the store has the newest T tokens. A query retrieves
+the best tokens that its local attention does not see, and a gate for each head mixes
+the two results. Retrieved keys have no position. The search normalizes keys and queries
 since stored keys come from older parameters.
 
-Dims: T slots of the store, X = T + L candidates, J of them that a query takes.
+Dims: T slots of the store, X = T + L candidates, J tokens that a query retrieves.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ INITIAL_GATE = -2.0  # almost closed: sigmoid(-2) = 0.12
 RECALL = 0.95
 # The scores that a device holds at once, 256 MiB in float32.
 SCORES = 2**26
-# The backward pass computes all but the search again: its scores are too many to keep.
+# The backward pass recomputes all but the search: its scores are too many to keep.
 KEEP_FOUND = jax.checkpoint_policies.save_only_these_names("found")
 
 
@@ -84,8 +84,8 @@ class RetrievalMemory:
 class OpenStore(NamedTuple):
     """A `RetrievalMemory` during a call.
 
-    time_BX: of all candidates, counted as the local attention's keys are. oldest_BL:
-    the oldest that a query may retrieve.
+    time_BX: times of all candidates, counted like the local attention's keys.
+    oldest_BL: the oldest time that a query may retrieve.
     """
 
     memory: RetrievalMemory
@@ -120,7 +120,7 @@ class OpenStore(NamedTuple):
         end_B = jnp.full(B, L, jnp.int32) if length_B is None else length_B
         i_L, end_B1 = jnp.arange(L), end_B[:, None]
         is_new_BL = (i_L < end_B1) & (i_L >= end_B1 - T)
-        # What goes to slot T, which does not exist, is dropped.
+        # Writes to slot T, which does not exist, are dropped.
         slot_BL = jnp.where(is_new_BL, (memory.start_B[:, None] + i_L) % T, T)
 
         def put(x_HTA: Array, slot_L: Array, x_LHA: Array) -> Array:
@@ -144,10 +144,10 @@ class OpenStore(NamedTuple):
         k_BLHA: Array,
         v_BLHA: Array,
     ) -> Array:
-        """Returns o_BLHA of the local attention, mixed with what queries retrieve.
+        """Mixes o_BLHA, the local attention, with the attention to retrieved tokens.
 
-        A query retrieves tokens before stop_BL. One without candidates keeps its local
-        attention. Queries, keys and values are those of the segment.
+        A query retrieves tokens before stop_BL; without candidates, it keeps its local
+        attention. Queries, keys and values are the segment's.
         """
         k_BHXA, v_BHXA = self.memory.k_BHTA, self.memory.v_BHTA
         if q_BLHA.shape[1] > 1:  # a single token is no candidate for itself
@@ -198,7 +198,7 @@ class RetrievalLayer(NamedTuple):
         if self.is_here is None:
             return self.store.mix(o_BLHA, stop_BL, q_BLHA, k_BLHA, v_BLHA), kept
 
-        # Without this, the conditional would keep a store for each layer's backward
+        # Without this, the conditional would keep one store for each layer's backward
         # pass, as one of its results.
         @functools.partial(jax.checkpoint, policy=KEEP_FOUND)
         def mix_here(store: OpenStore, is_here: Array, *operands: Array) -> Array:
@@ -211,7 +211,7 @@ class RetrievalLayer(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Queries and what they may take: the keys of times oldest <= time < stop."""
+    """Queries and their candidates: the keys with oldest <= time < stop."""
 
     q_BLHA: Array
     k_BHXA: Array
@@ -300,7 +300,7 @@ class Retrieval(HiddenStates):
         return gate_H
 
     def open(self, memory: RetrievalMemory, call: Call) -> OpenStore:
-        """Returns the memory as a call reads it; the parameter are the gates."""
+        """Returns the memory as a call reads it; the call's parameter is the gates."""
         L, first_BL, _, gate_H = call
         T, M, start_B = memory.k_BHTA.shape[2], memory.mem_len, memory.start_B
         time_BT = (jnp.arange(T) - start_B[:, None]) % T + M - T

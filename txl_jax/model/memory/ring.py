@@ -4,7 +4,7 @@ The new token replaces the oldest, so a step writes one row and never copies the
 Distances from the new token wrap around the ring: a roll of [B, H, M] numbers turns
 scores by distance into scores by slot.
 
-Dims: M slots, more than the memory has tokens; in `RingMemory.of` also those.
+Dims: M slots, more than the memory has tokens; in `RingMemory.of` also its tokens.
 """
 
 import dataclasses
@@ -46,10 +46,10 @@ class Ring(NamedTuple):
 def attend(own: Operands, ring: Ring, slot: Array, rotate: Rotate | None) -> Array:
     """Returns o_B1HA, the attention of a token over itself and the visible slots.
 
-    own: of the token alone; its position terms are the ring's. `slot` is that of the
-    oldest key, number 0 in time. The keys from number oldest on are visible. Scores are
-    defined in `xla.rel_attention`. `rotate` is that of the position scheme; neither
-    query nor key is rotated yet.
+    own: the token's operands; the ring has the position terms. slot: of the oldest key,
+    number 0 in time; keys from number oldest on are visible. rotate: the position
+    scheme's; neither query nor key is rotated yet. Scores are defined in
+    `xla.rel_attention`.
     """
     q_B1HA, k_B1HA, v_B1HA, _, oldest_B1, _ = own
     k_BHA, v_BHA = k_B1HA[:, 0], v_B1HA[:, 0]
@@ -59,8 +59,8 @@ def attend(own: Operands, ring: Ring, slot: Array, rotate: Rotate | None) -> Arr
     if rotate is None:
         score_BHM = product("BHA,BHAM->BHM", content_BHA, ring.k_BHAM)
     else:
-        # To the keys before the own slot its distance is the difference of the slots;
-        # the others are one turn of the ring older.
+        # The distance to a key in an earlier slot is the difference of the slots; the
+        # other keys are one turn of the ring older.
         near_BHM, far_BHM = (
             product("BHA,BHAM->BHM", rotate(q_B1HA, place[None])[:, 0], ring.k_BHAM)
             for place in (slot, slot + M)
@@ -78,7 +78,7 @@ def attend(own: Operands, ring: Ring, slot: Array, rotate: Rotate | None) -> Arr
         missing = max(M + 1 - position_BHR.shape[-1], 0)
         far = ((0, 0), (0, 0), (missing, 0))
         position_BHM = jnp.pad(position_BHR, far, "edge")[..., -M - 1 : -1]
-        # From the oldest, at distance M and in `slot`, to the newest.
+        # In the order of time: the oldest key, at distance M, is in `slot`.
         score_BHM += jnp.roll(position_BHM, slot, axis=-1)
     order_M = (jnp.arange(M) - slot) % M  # in time, from 0 for the oldest
     visible_B1M = (order_M >= oldest_B1)[:, None]
@@ -128,7 +128,7 @@ class RingLayer(NamedTuple):
         return o_B1HA, self.ring._replace(k_BHAM=k_BHAM, v_BHAM=v_BHAM)
 
     def leaving(self, own: Operands, kept: Ring) -> tuple[Array, Array]:
-        """Returns what `cache.CacheLayer.leaving` does, not rotated."""
+        """See `cache.CacheLayer.leaving`; the keys are not rotated."""
         slot = (self.slot - self.mem_len) % kept.k_BHAM.shape[3]
 
         def take(x_BHAM: Array) -> Array:
