@@ -12,7 +12,9 @@ from txl_jax.data.tokens import prepare
 from txl_jax.evaluate.options import EvalConfig, parse_sweep
 from txl_jax.workdir.fit import warn_of_rotations
 
-LINES = "the cat sat\non the mat  \n\n a naïve cat\n"  # 9 words on 4 lines
+# 9 words on 4 lines of 12, 13, 1 and 14 bytes.
+LINES = "the cat sat\non the mat  \n\n a naïve cat\n"
+BYTES = 40
 
 
 @pytest.mark.parametrize("kind", ["byte", "char", "word", "subword"])
@@ -33,7 +35,10 @@ def test_word_perplexity_is_right_for_every_vocabulary(
     assert scores["word_ppl"] == pytest.approx(math.e)
     assert scores["bare_word_ppl"] == pytest.approx(math.exp(13 / 9))
     bits = 13 / math.log(2)
-    assert scores["bits_per_byte"] == pytest.approx(bits / len(LINES.encode()))
+    assert scores["bits_per_byte"] == pytest.approx(bits / BYTES)
+    assert scores["bits_per_original_byte"] == scores["bits_per_byte"]
+    if kind == "byte":
+        assert scores["bits_per_byte"] == pytest.approx(nll / math.log(2))
     if kind == "word":
         assert scores["word_ppl"] == pytest.approx(math.exp(nll))
 
