@@ -89,7 +89,8 @@ def test_an_axis_inside_a_slice_cannot_cross_slices() -> None:
 def test_no_device_holds_a_whole_sharded_parameter() -> None:
     """Moments and mean are sharded too: fsdp shards every array with a dimension D."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=8))
-    init, places = init_state(tiny.CONFIG, ADAM, B, 0, mesh, averages=True)
+    init, like = init_state(tiny.CONFIG, ADAM, B, 0, mesh, averages=True)
+    places = jax.tree.map(lambda x: x.sharding, like)
     state = jax.jit(init, out_shardings=places)()
     letters = jax.tree.leaves(
         nn.get_partition_spec(abstract_params(tiny.CONFIG)),

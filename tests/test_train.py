@@ -29,7 +29,7 @@ from txl_jax.runtime import preemption
 from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.preemption import Stop
 from txl_jax.sharding.mesh import make_mesh
-from txl_jax.sharding.rules import sharding
+from txl_jax.sharding.rules import abstract, sharding
 from txl_jax.train import Training, make_streams
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Average, TrainState, Updater
@@ -74,15 +74,14 @@ def train(
             progress(done, 2)
         return valid or float(jax.device_get(params["x"]))
 
-    places = jax.tree.map(lambda _: place, state)
-
     def step(state: TrainState, segments: Any) -> Any:
         call()
         return count(state, segments)
 
+    like = abstract(state, jax.tree.map(lambda _: place, state))
     batch = make_streams(config, TEXT, slice(None)).batch
     training = Training(
-        config, mesh, Updater(lambda: state, places, step), batch, mean_nll
+        config, mesh, Updater(lambda: state, like, step), batch, mean_nll
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "Program", lambda name, step, **_: step)

@@ -35,7 +35,7 @@ from txl_jax.model.config import (
 from txl_jax.paper.options import ReclConfig, TableConfig
 from txl_jax.runtime import storage
 from txl_jax.runtime.options import RunConfig
-from txl_jax.runtime.storage import DAMAGE
+from txl_jax.runtime.storage import DAMAGE, Json
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.options import OptimConfig, TrainConfig
 
@@ -309,17 +309,17 @@ def _packaged(name: str) -> Path:
     return known[name]
 
 
-def save_json(config: Config, path: Path) -> None:
-    """Writes the config with absolute paths, for `load_json`."""
+def to_json(config: Config) -> Json:
+    """Returns the fields by section, with absolute paths, for `parse`."""
     state = dataclasses.asdict(config)
     for name in ("path", "data_dir"):
         if (value := state["data"][name]) and "://" not in value:
             state["data"][name] = os.path.abspath(os.path.expanduser(value))
-    path.write_text(json.dumps(state, indent=2) + "\n")
+    return state
 
 
 def load_json(path: Path) -> Config:
-    """Returns the config that `save_json` wrote.
+    """Returns the config of a file with the result of `to_json`.
 
     A vocabulary that has moved is read from its copy in the workdir.
     """

@@ -28,7 +28,7 @@ from txl_jax.report.viewers import Events
 from txl_jax.runtime import distributed, preemption
 from txl_jax.runtime.programs import Program, record_loops
 from txl_jax.runtime.storage import Json
-from txl_jax.sharding.rules import abstract, check_streams, host_rows, place_segments
+from txl_jax.sharding.rules import check_streams, host_rows, place_segments
 from txl_jax.update.state import Metrics, TrainState, Updater, abstract_segments
 from txl_jax.update.step import REASONS, make_updater
 from txl_jax.workdir.fit import NO_TOKENS, TokenIds
@@ -111,10 +111,8 @@ def make_streams(
     )
 
 
-def step_arguments(
-    config: Config, mesh: Mesh, updater: Updater
-) -> tuple[TrainState, Segment]:
-    """Returns the shapes of the training step's arguments.
+def step_segments(config: Config, mesh: Mesh) -> Segment:
+    """Returns the shapes and shardings of the segments of a training step.
 
     Raises UserError if the streams of a chunk do not divide over the mesh.
     """
@@ -125,8 +123,7 @@ def step_arguments(
     segments = abstract_segments(mesh, S, train.batch_size, L)
     streams = train.batch_size // train.batch_chunk
     check_streams(mesh, streams, "train.batch_size / batch_chunk")
-    state = abstract(jax.eval_shape(updater.init), updater.shardings)
-    return state, segments
+    return segments
 
 
 def train(

@@ -13,7 +13,7 @@ from experiments.benchmarks import subject
 from txl_jax.data.streams import Position, Streams
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.txl import TransformerXL
-from txl_jax.sharding.rules import abstract, place_segments
+from txl_jax.sharding.rules import place_segments
 from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import init_state
@@ -61,7 +61,7 @@ class Step:
         )
         mesh = subject.one_device()
         optimizer = make_optimizer(OPTIM)
-        self.init, self.places = init_state(
+        self.init, self.like = init_state(
             job.config, optimizer, job.batch_size, train.seed, mesh
         )
         schedule = make_schedule(OPTIM, train.num_steps)
@@ -77,10 +77,9 @@ class Step:
         step = jax.jit(
             lambda *arguments: self.function(*arguments),
             donate_argnums=0,
-            out_shardings=(self.places, None),
+            out_shardings=(jax.tree.map(lambda x: x.sharding, self.like), None),
         )
-        like = abstract(jax.eval_shape(self.init), self.places)
-        self.compiled = subject.Compiled(step, like, self.segments)
+        self.compiled = subject.Compiled(step, self.like, self.segments)
         return self.compiled
 
     def update(self) -> None:

@@ -121,8 +121,9 @@ def read_peer(model: Any) -> Any:
 def train_ours(task: Task, initial: Any) -> Trained:
     """Trains this project's model from the parameters."""
     mesh, optimizer = subject.one_device(), make_optimizer(OPTIM)
-    init, places = init_state(task.config, optimizer, TRAIN.batch_size, task.seed, mesh)
-    state, losses = init().start_from(jax.device_put(initial, places.params)), []
+    init, like = init_state(task.config, optimizer, TRAIN.batch_size, task.seed, mesh)
+    places = jax.tree.map(lambda x: x.sharding, like.params)
+    state, losses = init().start_from(jax.device_put(initial, places)), []
     step = make_step(task.config, task.updates)
     for segment in task.segments():
         state, metrics = step(state, place_segments(mesh, segment))

@@ -77,7 +77,7 @@ def learn(
 def save(file: Path, saved: tuple[State, np.ndarray, float]) -> None:
     """Writes the state from which a later start continues."""
     content = flax.serialization.to_bytes(jax.device_get(saved))
-    write_atomically(file, lambda fresh: fresh.write_bytes(content))
+    write_atomically(file, content)
 
 
 def to_bits(nll: np.ndarray) -> float:
@@ -129,7 +129,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "provenance": provenance.describe_result(),
     }
     line = to_json(result)
-    write_atomically(path, lambda fresh: fresh.write_text(line + "\n", "utf-8"))
+    write_atomically(path, line + "\n")
     return result
 
 

@@ -63,7 +63,7 @@ def run_cell(folder: Path, options: ppo.Options) -> Json:
     if not (path := folder / RESULT).exists():
         say(f"mazes: {folder}")
         line = to_json(ppo.train(options, folder))
-        write_atomically(path, lambda fresh: fresh.write_text(line, "utf-8"))
+        write_atomically(path, line)
     result = json.loads(path.read_text("utf-8"))
     names = "parameters", "steps", "return", "best_return", "solved_after", "provenance"
     return {

@@ -35,7 +35,7 @@ from txl_jax.runtime.programs import Program
 from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.sharding.rules import check_streams, letters, shardings
+from txl_jax.sharding.rules import abstract, check_streams, letters, shardings
 from txl_jax.update.state import Average, TrainState, Updater
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS
 from txl_jax.workdir.staging import locked
@@ -99,7 +99,8 @@ def make_updater(options: Options, mesh: Mesh) -> Updater:
     places = shardings(mesh, dataclasses.replace(specs, memory=streams))
     update = make_update(agent, env, optimizer, options)
     step: Any = update  # makes its own segments
-    return Updater(jax.jit(create, out_shardings=places), places, step)
+    init = jax.jit(create, out_shardings=places)
+    return Updater(init, abstract(state, places), step)
 
 
 def claim(workdir: Path, options: Options) -> None:
@@ -112,7 +113,7 @@ def claim(workdir: Path, options: Options) -> None:
             f"{workdir} holds a run with other values of {', '.join(changed)}: "
             "give them, or another --workdir"
         )
-    write_atomically(path, lambda fresh: fresh.write_text(json.dumps(fields), "utf-8"))
+    write_atomically(path, json.dumps(fields))
 
 
 def train(options: Options, workdir: Path) -> Json:

@@ -263,7 +263,7 @@ def test_the_host_is_at_most_two_calls_ahead(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(jax, "block_until_ready", done.append)
     program: Any = lambda carry, fixed, segment: (carry + 1, segment)  # noqa: E731
     segments: Any = range(6)
-    for count, found in enumerate(run_calls(program, None, 0, None, segments)):
+    for count, found in enumerate(run_calls(program, 0, None, segments)):
         assert (found, done) == ((count + 1, count), [*range(max(count - 1, 0))])
 
 

@@ -204,7 +204,7 @@ def test_a_file_is_synced_before_it_replaces_another(
     (path := tmp_path / "run.json").write_text("old")
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output error"):
-        storage.write_atomically(path, lambda fresh: fresh.write_text("new"))
+        storage.write_atomically(path, "new")
     assert [path] == [*tmp_path.iterdir()] and path.read_text() == "old"
 
 

@@ -84,8 +84,8 @@ def test_flags_of_commands_are_valid(
         if flag == "--workdir" and "--mode=import" not in args:
             if not path.is_absolute() and not (path / "config.json").exists():
                 path.mkdir(parents=True)
-                fields = config.load(str(quickstart))
-                config.save_json(fields, path / "config.json")
+                fields = config.to_json(config.load(str(quickstart)))
+                (path / "config.json").write_text(json.dumps(fields))
         if flag == "--model" and value not in packaged():
             shutil.copy(packaged()["shakespeare"], path)
         if flag == "--config" and path.suffix == ".py" and not path.exists():

@@ -288,7 +288,7 @@ def inputs(home: trained.Home) -> Iterator[Inputs]:
         places = {name: str(path / file) for name, file in files.items()}
         (path / "tiny.py").write_text(trained.EXPERIMENT.format(**places))
         config = configs.load(str(path / "tiny.py"))
-        configs.save_json(config, path / "run" / "config.json")
+        (path / "run" / "config.json").write_text(json.dumps(configs.to_json(config)))
         prepare(config.data)
         for name, content in WRITTEN.items():
             (path / name).parent.mkdir(exist_ok=True)

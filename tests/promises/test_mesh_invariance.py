@@ -24,7 +24,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.runtime.programs import Program
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.sharding.rules import abstract, host_rows, place_segments
+from txl_jax.sharding.rules import host_rows, place_segments
 from txl_jax.train import make_streams
 from txl_jax.update import optim
 from txl_jax.update.options import OptimConfig, TrainConfig
@@ -101,13 +101,12 @@ class Run:
                 # Muon, and its Adam, would turn the rounding of a gradient near 0 into
                 # a whole step.
                 patch.setattr(optim, "EPSILON", 1e-3)
-            self.init, places, step = make_updater(
+            self.init, self.like, step = make_updater(
                 config.model, config.train, config.optim, self.mesh
             )
         quick = jax.config.values["jax_disable_most_optimizations"]
         options: Any = {} if quick else tiny.OPTIMIZED
         self.step = Program("", step, carries=True, donates=True, options=options)
-        self.like = abstract(jax.eval_shape(self.init), places)
         rows = host_rows(self.mesh, config.train.batch_size, "train.batch_size")
         ids = TokenIds(int(config.train.reset_memory_at or OFF))
         self.streams = make_streams(config, TEXT, rows, ids)

@@ -4,6 +4,7 @@ A comment `# quick trial: add FLAGS` below a command makes it small. The long te
 these flags and runs all commands of this project's programs, in order, in one folder.
 """
 
+import json
 import os
 import re
 import shlex
@@ -51,7 +52,8 @@ def test_flags_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     quickstart = config.load("experiments/quickstart.py")
     for name in ("quickstart", "imported"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        config.save_json(quickstart, Path("runs", name, "config.json"))
+        text = json.dumps(config.to_json(quickstart))
+        Path("runs", name, "config.json").write_text(text)
     ours = [(match[1], more) for line, more in small() if (match := OURS.search(line))]
     assert any(more for _, more in ours)
     for arguments, more in ours:

@@ -1,6 +1,7 @@
 """A trained run can be loaded, and another run can start from its parameters."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.options import OptimConfig, TrainConfig
+from txl_jax.update.state import like_params
 from txl_jax.workdir import load as restore
 
 VOCAB = CharVocab("abcdefghijkl")
@@ -48,7 +50,7 @@ def write_run(
     # As in a saved run: the size comes from the vocabulary.
     model = dataclasses.replace(model, vocab_size=0)
     config = Config(model=model, optim=OptimConfig(asgd_from=asgd_from), mesh=mesh)
-    configs.save_json(config, workdir / "config.json")
+    (workdir / "config.json").write_text(json.dumps(configs.to_json(config)))
     vocabulary.save(VOCAB, workdir / "vocab.json")
     with save_restore.Checkpoints(workdir) as manager:
         for number, step in enumerate((BEST, NEWEST), start=1):
@@ -76,7 +78,9 @@ def starting_from(source: Path | str, **changes: Any) -> Config:
 
 def load_initial(config: Config, workdir: Path, vocab: Any) -> Any:
     """Returns the parameters that a run starts from, on its mesh."""
-    return restore.load_initial(config, workdir, vocab, make_mesh(config.mesh))
+    mesh = make_mesh(config.mesh)
+    like = like_params(config.model, mesh)
+    return restore.load_initial(config, workdir, vocab, mesh, like)
 
 
 def refused_start(config: Config, folder: Path, vocab: Any = VOCAB) -> str:

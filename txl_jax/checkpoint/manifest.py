@@ -89,8 +89,7 @@ def _sha256(body: Json) -> str:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replaces the manifest of a checkpoint, saved in `folder`."""
     text = json.dumps(manifest.to_json())
-    path = folder / ITEM / FILE
-    storage.write_atomically(path, lambda fresh: fresh.write_text(text, "utf-8"))
+    storage.write_atomically(folder / ITEM / FILE, text)
 
 
 def read_manifest(folder: Path, step: int) -> Manifest:

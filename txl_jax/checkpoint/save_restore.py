@@ -33,7 +33,6 @@ from txl_jax.errors import UserError
 from txl_jax.model.initializers import Params
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, storage
-from txl_jax.sharding.rules import abstract
 from txl_jax.update.state import Average, TrainState, Updater
 
 COMMITTED = "commit_success.txt"  # on gs://, the file that orbax writes last
@@ -326,15 +325,15 @@ def restore_or_init(
     params: the fresh run's parameters; None = random ones. For errors, see
     `Checkpoints.restore`.
     """
-    like = abstract(jax.eval_shape(updater.init), updater.shardings)
-    if resumed := checkpoints.restore(like):
+    if resumed := checkpoints.restore(updater.like):
         say(f"resumed at update {resumed.step} from {checkpoints.folder}")
         return resumed
     say(f"fresh run in {workdir}")
     with waiting("compiling and computing the initial parameters"):
         state = updater.init()
     if params is not None:
-        state = state.start_from(jax.device_put(params, updater.shardings.params))
+        places = jax.tree.map(lambda x: x.sharding, updater.like.params)
+        state = state.start_from(jax.device_put(params, places))
     return Snapshot(0, state, Position())
 
 

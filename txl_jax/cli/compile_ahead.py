@@ -23,7 +23,7 @@ from txl_jax.runtime.programs import Program
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams
-from txl_jax.train import step_arguments
+from txl_jax.train import step_segments
 from txl_jax.update.state import abstract_segments, like_params
 from txl_jax.update.step import make_updater
 from txl_jax.workdir.fit import find_vocab, fit_mesh
@@ -163,7 +163,8 @@ def compile_train_step(config: Config, devices: list[jax.Device]) -> Compiled:
     mesh = fit_mesh(config, devices)
     updater = make_updater(config.model, config.train, config.optim, mesh)
     step = Program("the training step", updater.step, carries=True, donates=True)
-    return lower.compile_step_for(mesh, step, *step_arguments(config, mesh, updater))
+    segments = step_segments(config, mesh)
+    return lower.compile_step_for(mesh, step, updater.like, segments)
 
 
 def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:

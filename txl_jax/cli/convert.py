@@ -58,10 +58,11 @@ def import_model(options: ConvertConfig, workdir: Path, overrides: Values) -> Js
         raise UserError(f"{options.source}: parameter {name} is not finite")
     parameters = parameter_count(source.params)
     origin = {"format": options.format, "step": source.step, "sha256": sha256}
+    state = config.to_json(parsed)
     run = {
         "parameters": parameters,
         IMPORTED: origin | ({"origin": trained} if trained else {}),
-        "starts": [provenance.start(dataclasses.asdict(parsed))],
+        "starts": [provenance.start(state)],
     }
     with complete_or_absent(workdir) as fresh:
         fresh.mkdir(exist_ok=True)
@@ -71,7 +72,8 @@ def import_model(options: ConvertConfig, workdir: Path, overrides: Values) -> Js
             manager.finish(source.step)
         vocab.save(source.vocab, fresh / folder.VOCAB)
         (fresh / folder.RUN).write_text(json.dumps(run, indent=2) + "\n", "utf-8")
-        config.save_json(parsed, fresh / folder.CONFIG)
+        text = json.dumps(state, indent=2) + "\n"
+        (fresh / folder.CONFIG).write_text(text, "utf-8")
     say(f"{parameters:,} parameters imported to {workdir}")
     return {
         "workdir": str(workdir),

@@ -23,7 +23,8 @@ from txl_jax.report import plots, viewers
 from txl_jax.report.log import SendLine, read_metrics, say, to_json
 from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import Json, write_atomically
-from txl_jax.train import Training, make_training, step_arguments, train
+from txl_jax.train import Training, make_training, step_segments, train
+from txl_jax.update.state import parameter_count
 from txl_jax.workdir import claim, fit
 from txl_jax.workdir.fit import NO_TOKENS, TokenIds
 from txl_jax.workdir.folder import METRICS, RESULT
@@ -71,7 +72,8 @@ def trained(
         with distributed.together():
             stack.enter_context(locked(workdir))
         with distributed.first_before_others():
-            start = claim.claim(workdir, config, plan.tokens, training.config.model)
+            count = parameter_count(training.updater.like.params)
+            start = claim.claim(workdir, config, plan.tokens, count)
         log = viewers.open_wandb(
             config.run.wandb, workdir, start, dataclasses.asdict(config)
         )
@@ -112,12 +114,13 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
     # A split of segments, and kernels for one device, refuse some shapes: trace the
     # step now, before anything is written.
     if mesh.shape["segments"] > 1 or config.model.kernel not in ("auto", "xla"):
-        arguments = step_arguments(fitted, mesh, training.updater)
-        jax.jit(training.updater.step).trace(*arguments)
+        updater = training.updater
+        jax.jit(updater.step).trace(updater.like, step_segments(fitted, mesh))
     if config.generate.prompt != "@-":  # stdin can be read once
         find_prompts(config.generate, vocab, texts[split], split)
     viewers.check_wandb(config.run.wandb)
-    params = load_initial(fitted, workdir, vocab, mesh)
+    like = training.updater.like.params
+    params = load_initial(fitted, workdir, vocab, mesh, like)
     return Plan(config, tokens, training._replace(params=params), evaluate)
 
 
@@ -172,7 +175,6 @@ def evaluate_best(workdir: Path, run: Trained) -> Json:
         plots.plot_loss(lines, folder / "loss.png", baselines_bpc)
         (folder / "sample.txt").write_text(sample, "utf-8")
         viewers.write_result(workdir, folder, loaded.step, scores, sample)
-        body = to_json(result, indent=2) + "\n"
-        write_atomically(folder / RESULT, lambda path: path.write_text(body, "utf-8"))
+        write_atomically(folder / RESULT, to_json(result, indent=2) + "\n")
     say(evaluate_split.describe(result))
     return result

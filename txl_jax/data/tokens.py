@@ -154,13 +154,13 @@ def _prepare(config: DataConfig) -> Tokens:
             with waiting(f"data: waiting for another process to prepare {lock.stem}"):
                 held = FileLock(lock).acquire()
             with held:
-                if _is_complete(folder, manifest):
-                    pass  # the process that held the lock has made it
-                elif manifest:
+                # The process that held the lock before may have made it.
+                if not _is_complete(folder, manifest):
                     with _replacing(folder) as incomplete:
-                        _fetch(remote, manifest, incomplete)
-                else:
-                    _make(source, recipe, vocab, folder)
+                        if manifest:
+                            _fetch(remote, manifest, incomplete)
+                        else:
+                            _make(source, recipe, vocab, incomplete)
         if remote and not manifest:
             _store(remote, folder)
     except OSError as error:
@@ -192,7 +192,7 @@ def _make(
     source: corpora.Source, recipe: Recipe, vocab: Vocab | None, folder: Path
 ) -> None:
     start = time.monotonic()
-    say(f"data: preparing {source.name} in {folder}")
+    say(f"data: preparing {source.name} in {folder.parent}")
     place = folder.parent.parent
     for leftover in place.glob("incomplete.*"):  # from a killed preparation or TFDS
         shutil.rmtree(leftover)
@@ -200,27 +200,24 @@ def _make(
     scratch.mkdir(parents=True)
     try:
         text = source.open(scratch)
-        with _replacing(folder) as incomplete:
-            encoder = Encoder(source.corpus, recipe, text)
-            vocab, splits = encoder.encode(vocab, incomplete)
-            vocabulary.save(vocab, incomplete / VOCAB)
-            files = {f"{name}.bin": entry["sha256"] for name, entry in splits.items()}
-            files[VOCAB] = checksum(incomplete / VOCAB)
-            manifest = {
-                "corpus": source.corpus.name,
-                "edition": source.edition,
-                "version": source.corpus.version,
-                "convention": recipe.convention,
-                "vocab": vocab.kind,
-                "types": len(vocab),
-                "dtype": vocab.dtype.name,
-                "splits": splits,
-                "files": files,
-            }
-            state = json.dumps(manifest, indent=2) + "\n"
-            (incomplete / MANIFEST).write_text(state, "utf-8")
+        vocab, splits = Encoder(source.corpus, recipe, text).encode(vocab, folder)
+        vocabulary.save(vocab, folder / VOCAB)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    files = {f"{name}.bin": entry["sha256"] for name, entry in splits.items()}
+    manifest = {
+        "corpus": source.corpus.name,
+        "edition": source.edition,
+        "version": source.corpus.version,
+        "convention": recipe.convention,
+        "vocab": vocab.kind,
+        "types": len(vocab),
+        "dtype": vocab.dtype.name,
+        "splits": splits,
+        "files": {**files, VOCAB: checksum(folder / VOCAB)},
+    }
+    text = json.dumps(manifest, indent=2) + "\n"
+    (folder / MANIFEST).write_text(text, "utf-8")
     counts = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
     say(f"data: {counts} tokens in {time.monotonic() - start:.1f} s")
 

@@ -110,7 +110,8 @@ def root_mean_squares(
     add = functools.partial(add_squares, model_config)
     program = Program("the gradients of segments", add, carries=True, donates=True)
     carry = beside_memory(model_config, params, jnp.zeros_like)
-    for after, _ in run_calls(program, mesh, carry, params, segments):
+    placed = (place_segments(mesh, each) for each in segments)
+    for after, _ in run_calls(program, carry, params, placed):
         carry = after
     return to_roots(carry[0])
 
@@ -160,11 +161,12 @@ class Adaptation:
 
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
         """Compiles what `read` runs for these parameters and segments."""
-        first = place_segments(self.mesh, next(iter(segments)))
-        self.program.compile(*self._start(params), first)
+        self.program.compile(*self._start(params), next(self._place(segments)))
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Array]:
         """Yields the nll, in nats, of every segment; `params` keep their values."""
-        carry, rule = self._start(params)
-        calls = run_calls(self.program, self.mesh, carry, rule, segments)
+        calls = run_calls(self.program, *self._start(params), self._place(segments))
         return (nll for _, nll in calls)
+
+    def _place(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+        return (place_segments(self.mesh, each) for each in segments)

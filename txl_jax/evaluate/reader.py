@@ -78,21 +78,17 @@ def join_calls(segments: Iterable[Segment], count: int) -> Iterator[Segment]:
 
 
 def run_calls(
-    program: Program,
-    mesh: Mesh | None,
-    carry: Any,
-    fixed: Any,
-    segments: Iterable[Segment],
+    program: Program, carry: Any, fixed: Any, segments: Iterable[Segment]
 ) -> Iterator[tuple[Any, Outputs]]:
     """Yields (carry, outputs) of every call of a program (carry, fixed, segments).
 
     At most AHEAD calls are still computed: the host prepares the next one meanwhile,
     but neither its bar nor the end that a signal asks for is far from what the devices
-    do. Without a mesh, computation follows the devices of the carry.
+    do.
     """
     pending: collections.deque[Outputs] = collections.deque()
     for segment in segments:
-        carry, outputs = program(carry, fixed, place_segments(mesh, segment))
+        carry, outputs = program(carry, fixed, segment)
         pending.append(outputs)
         if len(pending) > AHEAD:
             jax.block_until_ready(pending.popleft())
@@ -169,8 +165,7 @@ class Reader:
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
         """Compiles what `read` runs for these parameters and segments."""
         params = self.unstack(params)
-        first = place_segments(self.mesh, next(join_calls(segments, self.segments)))
-        self.step.compile(self.empty(params), params, first)
+        self.step.compile(self.empty(params), params, next(self.place(segments)))
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
         """Yields `outputs` for the model's own, stacked parameters."""
@@ -185,5 +180,12 @@ class Reader:
         self, memory: Any, params: Params, segments: Iterable[Segment]
     ) -> Iterator[tuple[Any, Outputs]]:
         """Yields (memory, outputs) of every call, for unstacked parameters."""
-        joined = join_calls(segments, self.segments)
-        return run_calls(self.step, self.mesh, memory, params, joined)
+        return run_calls(self.step, memory, params, self.place(segments))
+
+    def place(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+        """Joins the segments of each call; without a mesh, they stay on the host.
+
+        Computation then follows the devices of the memory.
+        """
+        for joined in join_calls(segments, self.segments):
+            yield place_segments(self.mesh, joined) if self.mesh else joined

@@ -58,7 +58,6 @@ from txl_jax.report.log import say, spent_seconds
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.programs import Program, user_cache
 from txl_jax.runtime.storage import Json
-from txl_jax.sharding.rules import abstract
 from txl_jax.update.state import abstract_segments
 from txl_jax.update.step import make_updater
 from txl_jax.workdir import claim
@@ -261,11 +260,10 @@ def costs(loaded: Loaded, row: Config, folder: Path) -> Json:
     model, train = loaded.config.model, row.train
     # The compiler's figures for the device's bytes in an update of G segments.
     updater = make_updater(model, train, row.optim, loaded.mesh)
-    state = abstract(jax.eval_shape(updater.init), updater.shardings)
     S, B, L = train.segments_per_call, train.batch_size, train.tgt_len
     segments = abstract_segments(loaded.mesh, S, B, L)
     step = Program("the training step", updater.step, carries=True, donates=True)
-    compiled = compile_step_for(loaded.mesh, step, state, segments)
+    compiled = compile_step_for(loaded.mesh, step, updater.like, segments)
     tokens = train.num_steps * train.segments_per_update * B * L
     return {
         "parameters": described["parameters"],

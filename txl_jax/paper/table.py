@@ -124,7 +124,7 @@ def keep(
         result = {"asked": asked, **measure(run)}
         text = to_json(result, indent=2) + "\n"
         if distributed.is_first():
-            write_atomically(path, lambda file: file.write_text(text, "utf-8"))
+            write_atomically(path, text)
     return result
 
 

@@ -9,7 +9,6 @@ precedes each episode, so episodes may start anywhere in a segment.
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -92,7 +91,7 @@ class Copying:
         folder.mkdir(parents=True, exist_ok=True)
         for split in SPLITS:
             if not (path := folder / f"{split}.txt").exists():
-                write_atomically(path, partial(Path.write_bytes, data=self.text(split)))
+                write_atomically(path, self.text(split))
         return folder
 
 

@@ -187,7 +187,7 @@ class MetricsLog:
         try:
             if self.path:
                 text = b"".join(map(_encode, lines))
-                write_atomically(path, lambda fresh: fresh.write_bytes(text))
+                write_atomically(path, text)
             self.file = (self.path or Path(os.devnull)).open("ab", buffering=0)
         except OSError as error:
             raise UserError(

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,15 +85,16 @@ def absolute(path: Path) -> Path:
     return path if is_remote(path) else path.absolute()
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that it appears complete, as each object on gs:// does."""
+    data = content.encode() if isinstance(content, str) else content
     if is_remote(path):
-        write(path)
+        path.write_bytes(data)
         return
     fresh = path.with_name(f".{path.name}.tmp")
-    fresh.unlink(missing_ok=True)  # a link, which `write` would follow
+    fresh.unlink(missing_ok=True)  # a link, which would be followed
     try:
-        write(fresh)
+        fresh.write_bytes(data)
         sync(fresh)
         fresh.replace(path)
     finally:

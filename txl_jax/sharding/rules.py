@@ -87,10 +87,8 @@ def shards(mesh: Mesh | AbstractMesh, letter: str) -> int:
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def place_segments(mesh: Mesh | None, segments: Tree) -> Tree:
-    """Moves host arrays [S, B, ..] of this process's streams to the mesh, if any."""
-    if mesh is None:
-        return segments
+def place_segments(mesh: Mesh, segments: Tree) -> Tree:
+    """Moves host arrays [S, B, ..] of this process's streams to the mesh."""
     # With several processes, jax treats this as an implicit transfer.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.tree.map(

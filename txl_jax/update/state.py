@@ -71,7 +71,7 @@ class Updater(NamedTuple):
     """Creates and updates the state of a run."""
 
     init: Callable[[], TrainState]  # makes a fresh state; jitted
-    shardings: TrainState  # a sharding instead of each array
+    like: TrainState  # shapes, dtypes and shardings
     step: TrainStep  # not jitted
 
 
@@ -122,7 +122,7 @@ def init_state(
     mesh: Mesh,
     averages: bool = False,
 ) -> tuple[Callable[[], TrainState], TrainState]:
-    """Returns (init, shardings) of a fresh state; init() makes it.
+    """Returns (init, like) of a fresh state, which init() makes; like: see `Updater`.
 
     init is jitted with these shardings, so a sharded model is never whole on a device.
     averages adds a mean of the parameters with the parameters' shardings.
@@ -148,5 +148,6 @@ def init_state(
     state = jax.tree.map(without_empty, jax.eval_shape(create), is_leaf=is_box)
     specs = nn.get_partition_spec(state)
     specs = dataclasses.replace(specs, memory=letters(specs.memory))
-    placed = shardings(mesh, specs)
-    return jax.jit(lambda: nn.unbox(create()), out_shardings=placed), placed
+    places = shardings(mesh, specs)
+    init = jax.jit(lambda: nn.unbox(create()), out_shardings=places)
+    return init, abstract(nn.unbox(state), places)

@@ -305,5 +305,5 @@ def make_updater(
     schedule = make_schedule(optim_config, config.num_steps)
     model = TransformerXL(model_config)
     step = make_train_step(model, optimizer, schedule, config, add_to_average)
-    init, shardings = init_state(model_config, optimizer, size, seed, mesh, averages)
-    return Updater(init, shardings, step)
+    init, like = init_state(model_config, optimizer, size, seed, mesh, averages)
+    return Updater(init, like, step)

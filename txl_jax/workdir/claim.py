@@ -1,6 +1,5 @@
 """The run that a workdir belongs to: its config, corpus and starts."""
 
-import dataclasses
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -11,12 +10,10 @@ from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError
-from txl_jax.model.config import ModelConfig
 from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
-from txl_jax.update.state import abstract_params, parameter_count
 from txl_jax.workdir.folder import CONFIG, RUN, VOCAB, read_config
 
 IMPORTED = "imported"  # in run.json: the source of an imported model
@@ -46,16 +43,16 @@ def check_same_run(
         )
 
 
-def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> Json:
+def claim(workdir: Path, config: Config, tokens: Tokens, parameters: int) -> Json:
     """Makes `workdir` the folder of this run, and returns its first start.
 
-    model: with the vocabulary's size. Reports libraries and devices that have changed.
-    Every process checks, process 0 writes. Raises UserError for another corpus.
+    Reports libraries and devices that have changed. Every process checks, process 0
+    writes. Raises UserError for another corpus. parameters: their number.
     """
-    shapes = abstract_params(model)
-    start = provenance.start(dataclasses.asdict(config))
+    state = configs.to_json(config)
+    start = provenance.start(state)
     run = read_run(workdir) or {
-        "parameters": parameter_count(shapes),
+        "parameters": parameters,
         "data": tokens.manifest,
         "starts": [],
     }
@@ -76,13 +73,13 @@ def claim(workdir: Path, config: Config, tokens: Tokens, model: ModelConfig) -> 
     if old != new and config.optim.schedule.startswith("cosine"):
         say(f"train.num_steps was {old}, is now {new}, where the cosine of lr ends")
     if distributed.is_first():
-        text = json.dumps(run, indent=2) + "\n"
-        for name, write in (
-            (CONFIG, lambda path: configs.save_json(config, path)),
-            (VOCAB, lambda path: vocabulary.save(tokens.vocab, path)),
-            (RUN, lambda path: path.write_text(text, "utf-8")),
-        ):
-            write_atomically(workdir / name, write)
+        texts = {
+            CONFIG: json.dumps(state, indent=2),
+            VOCAB: vocabulary.dumps(tokens.vocab),
+            RUN: json.dumps(run, indent=2),
+        }
+        for name, text in texts.items():
+            write_atomically(workdir / name, text + "\n")
     return first
 
 

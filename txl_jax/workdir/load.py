@@ -130,31 +130,44 @@ def initial_data(config: Config, workdir: Path) -> DataConfig:
 
 
 def load_initial(
-    config: Config, workdir: Path, vocab: Vocab, mesh: Mesh
+    config: Config, workdir: Path, vocab: Vocab, mesh: Mesh, like: Params
 ) -> Params | None:
     """Returns the parameters that a run starts from, or None for random ones.
 
     They are those of the best checkpoint of train.init_from, averaged if that run
     averages; those that its model lacks or has in another shape are random. None also
     if `workdir` has a checkpoint. Raises UserError if they do not fit, and like
-    `save_restore.has_checkpoint`.
+    `save_restore.has_checkpoint`. like: the shapes and shardings of the result.
     """
-    like = like_params(config.model, mesh)
     if save_restore.has_checkpoint(workdir, like) or not config.train.init_from:
         return None
     with prefixed(f"train.init_from = {config.train.init_from!r}"):
-        params = _load_fitting(find(config.train.init_from), config, vocab, mesh)
-    return _fill_in(params, config, like)
-
-
-def _fill_in(params: Params, config: Config, like: Params) -> Params:
-    """Returns the parameters of `like`, random ones where `params` lacks them."""
+        source = find(config.train.init_from)
+        saved = read_config(source)
+        if not saved.model.vocab_size:
+            saved = fit_vocab(saved, vocab)
+        if vocabulary.load(source / VOCAB).to_json() != vocab.to_json():
+            raise UserError(
+                "its vocabulary is not this run's: use it with "
+                f"data.vocab_path={str(source / VOCAB)!r}"
+            )
+        changes = {
+            name: f"{name} is {old!r} there, {new!r} here"
+            for name, (old, new) in configs.differences(saved, config).items()
+            if name.startswith("model.")
+        }
+        if wrong := [changes[name] for name in changes if name not in configs.FREE]:
+            raise UserError(
+                f"its model differs ({'; '.join(wrong)}): set these fields as in its "
+                f"{CONFIG}"
+            )
+        there = like_params(saved.model, mesh)
+        params, step = save_restore.restore_params(source, "best", there)
+    but = f", but {'; '.join(changes.values())}" if changes else ""
+    say(f"starts from update {step} of {source}, with its model and vocabulary{but}")
     flat, expected = (flatten_dict(x, sep="/") for x in (params, like))
-    if missing := sorted(
-        name
-        for name, x in expected.items()
-        if name not in flat or flat[name].shape != x.shape
-    ):
+    shapes = {name: x.shape for name, x in flat.items()}
+    if missing := sorted(x for x in expected if expected[x].shape != shapes.get(x)):
         say(f"initialized {', '.join(missing)}, which the source's model lacks")
 
         def make() -> dict[str, Array]:
@@ -165,30 +178,3 @@ def _fill_in(params: Params, config: Config, like: Params) -> Params:
         places = {name: expected[name].sharding for name in missing}
         flat |= jax.jit(make, out_shardings=places)()
     return unflatten_dict({name: flat[name] for name in expected}, sep="/")
-
-
-def _load_fitting(source: Path, config: Config, vocab: Vocab, mesh: Mesh) -> Params:
-    saved = read_config(source)
-    if not saved.model.vocab_size:
-        saved = fit_vocab(saved, vocab)
-    differences = configs.differences(saved, config)
-    if vocabulary.load(source / VOCAB).to_json() != vocab.to_json():
-        raise UserError(
-            "its vocabulary is not this run's: use it with "
-            f"data.vocab_path={str(source / VOCAB)!r}"
-        )
-    changes = {
-        name: f"{name} is {old!r} there, {new!r} here"
-        for name, (old, new) in differences.items()
-        if name.startswith("model.")
-    }
-    if wrong := [line for name, line in changes.items() if name not in configs.FREE]:
-        raise UserError(
-            f"its model differs ({'; '.join(wrong)}): set these fields as in its "
-            f"{CONFIG}"
-        )
-    like = like_params(saved.model, mesh)
-    params, step = save_restore.restore_params(source, "best", like)
-    but = f", but {'; '.join(changes.values())}" if changes else ""
-    say(f"starts from update {step} of {source}, with its model and vocabulary{but}")
-    return params

@@ -28,7 +28,7 @@ def save_memory(path: str | Path, loaded: Loaded, memory: MemoryLike) -> None:
     texts = {name: json.dumps(checksums(tree)) for name, tree in trees.items()}
     content = array_file.pack(memory, FORMAT, texts)
     try:
-        storage.write_atomically(path, lambda fresh: fresh.write_bytes(content))
+        storage.write_atomically(path, content)
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}): choose another file"

@@ -150,7 +150,7 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays by name to a .npz; raises one of `storage.errors`."""
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)
-    storage.write_atomically(path, lambda new: new.write_bytes(file.getvalue()))
+    storage.write_atomically(path, file.getvalue())
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

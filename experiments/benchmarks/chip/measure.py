@@ -36,7 +36,7 @@ from txl_jax.report.timing import known_peak, measured_peak
 from txl_jax.runtime.allocator import keep_freed
 from txl_jax.runtime.programs import Program, record_loops
 from txl_jax.sharding.rules import place_segments
-from txl_jax.train import make_streams, step_arguments
+from txl_jax.train import make_streams, step_segments
 from txl_jax.update.step import make_updater
 from txl_jax.workdir.fit import find_vocab
 
@@ -227,7 +227,7 @@ def train(part: Row) -> Measure:
     step = Program(
         "the step", updater.step, carries=True, donates=True, options=options
     )
-    step.compile(*step_arguments(config, mesh, updater))
+    step.compile(updater.like, step_segments(config, mesh))
     jitted: Any = updater.init
     init = jitted.lower().compile()
     return lambda: time_training(part, config, mesh, init, step)
