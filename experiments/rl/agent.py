@@ -61,7 +61,7 @@ class GRU(nn.Module):
 class Agent(nn.Module):
     """The logits of the actions and the expected return, from hidden states."""
 
-    core: nn.Module
+    core: Any  # a TransformerXL or a GRU
     d_model: int
     observed: int  # X
     actions: int

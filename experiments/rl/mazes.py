@@ -80,8 +80,8 @@ def plot(cells: list[Json], path: Path) -> None:
         found: dict[int, list[float]] = {}
         for cell in cells:
             if cell["agent"] == agent:
-                value = cell.get("best_return", cell["return"])
-                found.setdefault(cell["length"], []).append(value)
+                name = "best_return" if "best_return" in cell else "return"
+                found.setdefault(cell["length"], []).append(cell[name])
         lengths = sorted(found)
         returns = [np.array(found[length], float) for length in lengths]
         mean, low, high = ([f(x) for x in returns] for f in (np.mean, np.min, np.max))
