@@ -74,7 +74,7 @@ def test_far_rotations(section: str, capsys: pytest.CaptureFixture[str]) -> None
         values |= {f"{section}.mem_len": length}
         c = config.with_values(quickstart, values)
         warn_of_rotations(c, section)
-        warned = f"as in training are {section}.mem_len=64" in capsys.readouterr().err
+        warned = f"of training, {section}.mem_len=64" in capsys.readouterr().err
         assert warned == (position == "rotary" and length > 64)
         warn_of_rotations(c, section, most=64 + L)
         assert not capsys.readouterr().err

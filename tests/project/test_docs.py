@@ -22,7 +22,7 @@ import pytest
 from txl_jax import config, errors
 from txl_jax.cli import flags
 from txl_jax.data.vocab import FROM_JSON
-from txl_jax.workdir.released import packaged
+from txl_jax.workdir.release_file import packaged
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

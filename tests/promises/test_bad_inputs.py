@@ -28,7 +28,7 @@ from tests.support.trained import TEXT, command, home
 from txl_jax import config as configs
 from txl_jax.checkpoint import manifest
 from txl_jax.data.tokens import prepare
-from txl_jax.workdir.released import packaged
+from txl_jax.workdir.release_file import packaged
 
 pytestmark = pytest.mark.promise("User errors are one line")
 FIXTURES = (home,)

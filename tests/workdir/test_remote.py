@@ -13,7 +13,7 @@ from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.runtime import storage
-from txl_jax.workdir.folder import METRICS, find
+from txl_jax.workdir.folder import METRICS, find_workdir
 from txl_jax.workdir.staging import Staging
 
 FIXTURES = remote, shared_store, store
@@ -25,7 +25,7 @@ def run(workdir: str, last: int) -> tuple[int, list[int]]:
 
     Returns the step at which it resumed, and the failed saves.
     """
-    folder = find(workdir)
+    folder = find_workdir(workdir)
     with (
         Staging(folder, METRICS) as staging,
         save_restore.Checkpoints(folder, CheckpointConfig(keep=2)) as manager,
@@ -54,7 +54,9 @@ def test_another_machine_resumes_reads_and_detects_damage(
     names = store.names(remote)
     params = make_state(0).params
     for which, step in (("best", 2), ("latest", 3)):
-        restored = save_restore.restore_params(find(remote), which, like(params))
+        restored = save_restore.restore_params(
+            find_workdir(remote), which, like(params)
+        )
         assert restored[1] == step
         assert_same(restored[0], make_state(step).params)
 
@@ -122,14 +124,14 @@ def test_unreachable_checkpoints_are_not_damaged(store: Store, remote: str) -> N
 def test_bad_addresses(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("s3://b/run", "gs://", "gs://b/../run", "gs://b//run"):
         with refused("is neither a folder nor gs://BUCKET/FOLDER"):
-            find(address)
+            find_workdir(address)
     monkeypatch.setattr(storage, "LIBRARIES", ("gcsfs", "no_such_library"))
     with refused(r"needs no_such_library: pip.*txl_jax\[gcs\]"):
-        find("gs://bucket/run")
+        find_workdir("gs://bucket/run")
 
 
 def test_staged_files_are_uploaded_once(store: Store, remote: str) -> None:
-    workdir: Any = find(remote)
+    workdir: Any = find_workdir(remote)
     with Staging(workdir) as staging:
         (staging.folder / "profile").mkdir()
         (staging.folder / "profile/trace").write_text("one")

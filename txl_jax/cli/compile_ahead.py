@@ -101,7 +101,7 @@ def describe(steps: Steps) -> Json:
 
 
 def costs(tpus: Slices, done: Compiled, flops_per_token: float) -> Json:
-    """Returns the memory of a step on a device."""
+    """Returns the memory, the compilation time and the FLOPs of a step."""
     result: Json = {
         "fits": done.fits,
         "hbm_bytes": done.bytes,

@@ -33,11 +33,11 @@ from txl_jax.workdir import claim, folder
 from txl_jax.workdir.claim import IMPORTED
 from txl_jax.workdir.fit import imported_config
 from txl_jax.workdir.load import Loaded
-from txl_jax.workdir.released import check_config
+from txl_jax.workdir.release_file import check_config
 
-STABLEHLO = "stablehlo"  # a folder of `aot.stablehlo`
+STABLEHLO = "stablehlo"  # a folder that `aot.stablehlo` writes
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
-# Entries of run.json, and of its first start, that are released.
+# Entries of run.json, and of its first start, that are exported.
 ORIGIN = (
     *("parameters", "git_revision", "versions", "device_kind", "device_count"),
     *("data", IMPORTED),
@@ -87,7 +87,7 @@ def import_model(options: ConvertConfig, workdir: Path, overrides: Values) -> Js
 
 @contextlib.contextmanager
 def explaining(options: ConvertConfig) -> Iterator[None]:
-    """Adds to a UserError what the source is, if it is of another format."""
+    """Adds a description of the source to a UserError if it has another format."""
     try:
         yield
     except UserError as error:
@@ -100,7 +100,7 @@ def explaining(options: ConvertConfig) -> Iterator[None]:
 def read_source(
     options: ConvertConfig, overrides: Values
 ) -> tuple[Source, Config, Json]:
-    """Returns the model, its config, and how it was trained, {} if that is unknown."""
+    """Returns the model, its config, and its provenance, {} if that is unknown."""
     if options.format == formats.OWN:
         if vocab_path := overrides.get("data.vocab_path"):
             raise UserError(
@@ -189,7 +189,7 @@ def make_release(loaded: Loaded, workdir: Path) -> Release:
 def refuse_used(path: Path) -> None:
     """Raises UserError unless the path is missing, empty or an unfinished import."""
     if storage.is_remote(path) and (path / INCOMPLETE).exists():
-        if not (path / folder.CONFIG).exists():  # not trained in since then
+        if not (path / folder.CONFIG).exists():  # no run has used it since
             return
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(
@@ -199,7 +199,7 @@ def refuse_used(path: Path) -> None:
 
 @contextlib.contextmanager
 def complete_or_absent(path: Path) -> Iterator[Path]:
-    """Yields where to make what becomes `path` when the block succeeds."""
+    """Yields a path to write to, which becomes `path` if the block succeeds."""
     if storage.is_remote(path):
         mark = path / INCOMPLETE
         mark.write_text("The import has not finished.\n")

@@ -35,9 +35,9 @@ from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
 
-STATISTICS = "dynamic.npz"  # of gradients: r of every parameter, and the key
-DECIMALS = 2  # of perplexities in the paper; smaller gains do not count
-WIDTH = 12  # of the first column of a sweep's table
+STATISTICS = "dynamic.npz"  # r of every parameter, and a key of what it depends on
+DECIMALS = 2  # the paper's, for perplexities; smaller gains do not count
+WIDTH = 12  # characters in the first column of a sweep's table
 SCORES = ("nll", "ppl", "bpc", "tokens", "cold_tokens", "seconds")
 
 
@@ -64,7 +64,7 @@ def describe(result: Json) -> str:
 def describe_nll(result: Json) -> str:
     """Returns bits per byte, or per token, the perplexity and the tokens."""
     bits = f"{metrics.bits(result['nll']):.2f} bits per token"
-    if result.get("bits_per_byte"):  # not of a part of a split, or of numbers
+    if result.get("bits_per_byte"):  # absent for a part of a split, or for numbers
         bits = f"{result['bits_per_byte']:.2f} bits per byte"
     return f"{bits}, perplexity {result['ppl']:,.2f}, {result['tokens']:,} tokens"
 
@@ -81,7 +81,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
         for value in in_order(field, [*values, trained])
     }
     warn_of_rotations([*configs.values()][-1])
-    rates = field in RATES  # which share the compiled program
+    rates = field in RATES  # all values share one compiled program
     adaptation = make_adaptation(loaded, tokens, workdir) if rates else None
     rows: list[Json] = []
     say(aligned(field, ("perplexity", "bits/token", "tokens/s"), WIDTH))
@@ -127,7 +127,7 @@ def compare(field: str, rows: list[Json], trained: float) -> Json:
 
 
 def evaluate_cold_start(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
-    """Returns the loss by tokens read since a cold start in bins; the file has all."""
+    """Returns the loss since a cold start in bins; the file has the whole curve."""
     config = loaded.config.eval
     warn_of_rotations(loaded.config)
     text, started = tokens.split(config.split), time.perf_counter()
@@ -165,8 +165,8 @@ def evaluate_split(
 ) -> Json:
     """Returns the nll of a split.
 
-    plain: the result of `make_evaluate` if there is one. adaptation: likewise, of
-    `make_adaptation`, with eval.dynamic.
+    plain, adaptation: the results of `make_evaluate` and, with eval.dynamic,
+    `make_adaptation`, if they exist already.
     """
     config, split = loaded.config.eval, loaded.config.eval.split
     model, mesh = loaded.config.model, loaded.mesh
@@ -235,10 +235,10 @@ def describe_input(loaded: Loaded, tokens: Tokens) -> Json:
 
 
 def per_unit(tokens: Tokens, split: str, scores: Json) -> dict[str, float]:
-    """Returns the nll of a whole split per byte and per word; of numbers, nothing.
+    """Returns the nll of a whole split per byte and per word; {} for numbers.
 
-    Ends of lines are words of word_ppl, as in WikiText, but not of bare_word_ppl, as in
-    PG-19. The first token, which nothing predicts, counts as the mean of the others.
+    Ends of lines count as words in word_ppl, as in WikiText, but not in bare_word_ppl,
+    as in PG-19. The first token, which nothing predicts, counts as the mean of others.
     """
     count = tokens.denominators(split)
     if "bytes" not in count:

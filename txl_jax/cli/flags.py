@@ -15,8 +15,8 @@ from txl_jax.config import Config, select, values_of, with_values
 from txl_jax.errors import UserError, nearest, prefixed, require_one_of
 from txl_jax.fields import Values
 from txl_jax.runtime import storage
-from txl_jax.workdir import released
-from txl_jax.workdir.folder import CONFIG, VOCAB, describe, find, read_config
+from txl_jax.workdir import release_file
+from txl_jax.workdir.folder import CONFIG, VOCAB, describe, find_workdir, read_config
 
 
 class Mode(NamedTuple):
@@ -24,7 +24,7 @@ class Mode(NamedTuple):
 
     summary: str
     section: str  # its fields are also flags of the mode, without the section
-    fields: Collection[str]  # those that the mode uses, or saves for later modes
+    fields: Collection[str]  # fields that the mode uses, or saves for later modes
     parallel: bool = False  # may run as several processes
 
 
@@ -123,7 +123,7 @@ class Command(NamedTuple):
     mode: str
     config: Config
     workdir: Path
-    overrides: Values  # of flags; in a mode of OUTER, for the runs' configs
+    overrides: Values  # values of flags; in the modes of OUTER, for the runs' configs
     origins: dict[str, str]  # the file or flag that set a field
     model: Path | None = None  # the model in one file, without a workdir of its own
 
@@ -146,8 +146,8 @@ def parse(argv: list[str]) -> Command:
     model = None
     if args.model:
         model = model_file(args.model, args.mode, args.config, overrides)
-        config, source = released.load_config(model), str(model)
-        folder = find(args.workdir or f"runs/{model.stem}")
+        config, source = release_file.load_config(model), str(model)
+        folder = find_workdir(args.workdir or f"runs/{model.stem}")
     elif args.mode in OUTER:
         if args.config:
             raise UserError(
@@ -156,14 +156,14 @@ def parse(argv: list[str]) -> Command:
             )
         if args.mode != "recl" and not args.workdir:
             raise UserError(f"--mode={args.mode} needs --workdir, the folder to create")
-        config, folder = Config(), find(args.workdir or "runs/recl")
+        config, folder = Config(), find_workdir(args.workdir or "runs/recl")
         applied = {x: y for x, y in overrides.items() if x.startswith((own, "run."))}
         overrides = {x: y for x, y in overrides.items() if not x.startswith(own)}
     elif args.config:
         config = configs.load(args.config)
-        folder = find(args.workdir or f"runs/{Path(args.config).stem}")
+        folder = find_workdir(args.workdir or f"runs/{Path(args.config).stem}")
     elif args.workdir:
-        folder = find(args.workdir)
+        folder = find_workdir(args.workdir)
         source = str(folder / CONFIG)
         config = read_config(folder)
     else:
@@ -205,7 +205,7 @@ def model_file(name: str, mode: str, config: str, overrides: Values) -> Path:
             f"--model={name} has its own config, and one checkpoint: leave --config "
             "and --checkpoint out, and override single fields"
         )
-    return released.find_model(name)
+    return release_file.find_model(name)
 
 
 def read_general(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -226,7 +226,7 @@ def read_general(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def read_fields(argv: list[str], mode: str) -> Values:
-    """Returns the values of the flags of fields."""
+    """Returns the values that flags give to fields."""
     parser = Parser(add_help=False, allow_abbrev=False)
     for name, field in configs.FIELDS.items():
         section, _, key = name.partition(".")
@@ -259,11 +259,11 @@ def check_effect(name: str, mode: str) -> None:
 def inherit(flags: Values, folder: Path) -> tuple[str, Values]:
     """Returns the path and the INHERITED values of train.init_from, another workdir.
 
-    A run that has begun keeps its own. The vocabulary stays if flags describe it.
+    A run that has begun keeps its own. Flags that describe a vocabulary replace it.
     """
     begun = storage.is_file(folder / CONFIG)
     with prefixed(f"{INIT_FROM} = {flags[INIT_FROM]!r}"):
-        path = folder if begun else find(flags[INIT_FROM])
+        path = folder if begun else find_workdir(flags[INIT_FROM])
         saved = values_of(read_config(path))
     values = {x: saved[x] for x in configs.INHERITED}
     of_vocab = {x: configs.FIELDS[x].default for x in values if x.startswith("data.")}

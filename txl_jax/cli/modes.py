@@ -26,7 +26,7 @@ from txl_jax.runtime.storage import Json
 from txl_jax.workdir.load import Loaded, initial_data, load
 from txl_jax.workdir.staging import UNWRITTEN
 
-with epy.lazy_imports():  # each is imported by its mode alone
+with epy.lazy_imports():  # a mode imports only its own
     from txl_jax.cli import (
         compile_ahead,
         convert,
@@ -140,12 +140,12 @@ def check_kernel(config: Config) -> Config:
 def start_processes(command: Command) -> None:
     """Connects this process to the others, if any, and finds the devices of all.
 
-    Here are the settings of a whole process, which a user's program would keep.
+    Settings of the whole process belong here: a user's program would keep them.
     """
-    save_restore.mute_orbax()  # its errors are reported in a line
+    save_restore.mute_orbax()  # each of its errors is reported in one line
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its errors are raised too
     distributed.connect()
-    if command.mode not in ("train", "table"):  # whose loop takes it from jax
+    if command.mode not in ("train", "table"):  # the loop gets it from jax
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # `compile` needs no device, and libtpu prints errors without a TPU.
     if command.mode == "compile":

@@ -46,7 +46,7 @@ from txl_jax.update.state import parameter_count
 from txl_jax.workdir import load
 from txl_jax.workdir.claim import read_run, trained_on
 from txl_jax.workdir.fit import warn_of_rotations
-from txl_jax.workdir.folder import VOCAB, find, read_config
+from txl_jax.workdir.folder import VOCAB, find_workdir, read_config
 from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
 
 EVAL_FIELDS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # fields of EvalConfig
@@ -107,7 +107,7 @@ def open_members(config: ReclConfig, overrides: Values) -> list[Member]:
         raise UserError("--mode=recl: give two or more as --workdirs=RUN,RUN")
     members: list[Member] = []
     for workdir in config.workdirs:
-        folder = find(workdir)
+        folder = find_workdir(workdir)
         chosen = with_values(read_config(folder), overrides)
         own = trained_on(folder, read_run(folder))
         with prefixed(folder):

@@ -46,8 +46,8 @@ def check_same_run(
 def claim(workdir: Path, config: Config, tokens: Tokens, parameters: int) -> Json:
     """Makes `workdir` the folder of this run, and returns its first start.
 
-    Reports libraries and devices that have changed. Every process checks, process 0
-    writes. Raises UserError for another corpus. parameters: their number.
+    Reports changes of libraries and devices. All processes check, process 0 writes.
+    Raises UserError for another corpus. parameters: their number.
     """
     state = configs.to_json(config)
     start = provenance.start(state)
@@ -96,7 +96,7 @@ def read_run(workdir: Path) -> Json:
 
 
 def trained_on(workdir: Path, run: Json) -> dict[str, str]:
-    """Returns the SHA-256 of the splits that a run read, {} of an imported model."""
+    """Returns the SHA-256 of the splits that a run read, {} for an imported model."""
     with refusing_damage(workdir / RUN):
         splits = run.get("data", {}).get("splits", {})
         return {name: entry["sha256"] for name, entry in splits.items()}

@@ -28,17 +28,17 @@ from txl_jax.sharding.rules import RULES
 class TokenIds(NamedTuple):
     """The ids of the tokens that a config names by their text; OFF = none.
 
-    The config itself keeps the texts, which do not depend on a vocabulary. What reads
-    tokens takes the ids.
+    The config itself keeps the texts, which do not depend on a vocabulary. Code that
+    reads tokens takes the ids.
     """
 
-    train_reset: int = OFF  # of train.reset_memory_at
-    eval_reset: int = OFF  # of eval.reset_memory_at
-    sentence_end: int = OFF  # of the line's end, with train.order = "sentences"
+    train_reset: int = OFF  # train.reset_memory_at
+    eval_reset: int = OFF  # eval.reset_memory_at
+    sentence_end: int = OFF  # the end of a line, with train.order = "sentences"
 
 
 LONGEST_PROMPT = 64  # tokens of the corpus
-NO_TOKENS = TokenIds()  # of a config that names none
+NO_TOKENS = TokenIds()  # for a config that names none
 
 
 def find_ids(config: Config, vocab: Vocab) -> TokenIds:
@@ -149,14 +149,16 @@ def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
     return mesh
 
 
-def warn_of_rotations(config: Config, of: str = "eval", most: float = math.inf) -> None:
-    """Reports rotary positions beyond training's; most: the number of keys at most."""
+def warn_of_rotations(
+    config: Config, section: str = "eval", most: float = math.inf
+) -> None:
+    """Reports rotary positions beyond training's; most: a limit on the keys."""
     mem_len, tgt_len = config.model.mem_len, config.train.tgt_len
     length = config.eval.ext_len + config.eval.tgt_len
-    keys = min(getattr(config, of).mem_len + length, most)
+    keys = min(getattr(config, section).mem_len + length, most)
     if config.model.position == "rotary" and keys > mem_len + tgt_len:
         say(
             f"rotary positions were trained with {mem_len + tgt_len} keys and are read "
-            f"with {keys}, where they fail: as in training are "
-            f"{of}.mem_len={mem_len} eval.tgt_len={tgt_len}"
+            f"with {keys}, where they fail: use the lengths of training, "
+            f"{section}.mem_len={mem_len} eval.tgt_len={tgt_len}"
         )

@@ -19,10 +19,10 @@ RUN = "run.json"  # provenance: code, libraries, devices, data, starts
 VOCAB = "vocab.json"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
-RESULT = "result.json"  # of a run that has reached its last update
+RESULT = "result.json"  # written after the last update
 
 
-def find(address: str) -> Path:
+def find_workdir(address: str) -> Path:
     """Returns the folder of a --workdir, local or on gs://."""
     if "://" in address:
         return storage.remote_path(address, "--workdir")
@@ -31,7 +31,7 @@ def find(address: str) -> Path:
 
 
 def read_config(folder: Path) -> Config:
-    """Returns the config of a workdir; raises UserError, which says what else it is."""
+    """Returns the config of a workdir; its UserErrors name other kinds of folders."""
     try:
         return configs.load_json(folder / CONFIG)
     except UserError as error:
@@ -45,7 +45,7 @@ WORKDIR = "the workdir of a run: give it as --workdir or train.init_from"
 IMPORT = "make a workdir of it with --mode=import --format="
 MODEL = f"a model in one file: give it as --model, or {IMPORT}txl_jax"
 HUGGINGFACE = f"a model of Hugging Face: {IMPORT}huggingface"
-# Kinds of files and folders, by the name of the file, or of a file in the folder.
+# Descriptions by a pattern for the name of the file, or of a file in the folder.
 KINDS = {
     RUN: WORKDIR,
     "record/metadata": "a checkpoint of a run: give the workdir that contains it",
@@ -59,7 +59,7 @@ KINDS = {
 
 
 def describe(path: Path) -> str:
-    """Returns what a file or folder is, and what takes it; "" if that is unknown."""
+    """Describes a file or folder, and where it can be used; "" if it is unknown."""
     if storage.is_remote(path):
         return ""
     is_file = os.path.isfile(path)

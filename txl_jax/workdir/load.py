@@ -29,8 +29,8 @@ from txl_jax.sharding.mesh import nearest_mesh
 from txl_jax.update.state import init_params, like_params
 from txl_jax.workdir.claim import check_same_run, read_run, trained_on
 from txl_jax.workdir.fit import NO_TOKENS, TokenIds, find_ids, fit_mesh, fit_vocab
-from txl_jax.workdir.folder import CONFIG, VOCAB, find, read_config
-from txl_jax.workdir.released import load_config, packaged
+from txl_jax.workdir.folder import CONFIG, VOCAB, find_workdir, read_config
+from txl_jax.workdir.release_file import load_config, packaged
 
 
 class Loaded(NamedTuple):
@@ -42,7 +42,7 @@ class Loaded(NamedTuple):
     config: Config
     step: int
     mesh: Mesh
-    ids: TokenIds = NO_TOKENS  # of the tokens that the config names
+    ids: TokenIds = NO_TOKENS  # tokens that the config names
     trained_on: Mapping[str, str] = {}  # SHA-256 of its corpus's splits, if known
 
 
@@ -54,13 +54,13 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     eval.checkpoint selects a checkpoint. Raises UserError if there is no such model,
     and BadNumbers for parameters that are not finite.
     """
-    workdir, released = find(os.fspath(workdir)), None
+    workdir, release = find_workdir(os.fspath(workdir)), None
     if not workdir.exists():
         workdir = packaged().get(str(workdir), workdir)
     if not storage.is_remote(workdir) and workdir.is_file():
         saved = load_config(workdir)
-        released = read_release(workdir)
-        vocab = released.vocab
+        release = read_release(workdir)
+        vocab = release.vocab
     else:
         saved = read_config(workdir)
         vocab = vocabulary.load(workdir / VOCAB)
@@ -82,8 +82,8 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
         say(f"the run's mesh {own} does not fit this machine: reading on {new}")
         config = dataclasses.replace(config, mesh=near)
         mesh = fit_mesh(config)
-    splits = trained_on(workdir, released.origin if released else read_run(workdir))
-    loaded = load_fitted(workdir, config, vocab, mesh, released)
+    splits = trained_on(workdir, release.origin if release else read_run(workdir))
+    loaded = load_fitted(workdir, config, vocab, mesh, release)
     return loaded._replace(trained_on=splits)
 
 
@@ -92,20 +92,20 @@ def load_fitted(
     config: Config,
     vocab: Vocab,
     mesh: Mesh,
-    released: Release | None = None,
+    release: Release | None = None,
 ) -> Loaded:
-    """Returns a model whose config and mesh fit; `released`: of a file."""
+    """Returns the model of a fitted config, from `release` if it is in one file."""
     like, ids = like_params(config.model, mesh), find_ids(config, vocab)
-    if released:
-        step = released.step
-        saved, expected = map(save_restore.shapes, (released.params, like))
+    if release:
+        step = release.step
+        saved, expected = map(save_restore.shapes, (release.params, like))
         if other := sorted(dict(saved.items() ^ expected.items())):
             raise UserError(
                 f"{workdir}: {', '.join(other[:3])} do not fit its config: export it "
                 "again"
             )
         places = jax.tree.map(lambda x: x.sharding, like)
-        params = jax.device_put(released.params, places)
+        params = jax.device_put(release.params, places)
     else:
         which = config.eval.checkpoint
         with waiting(f"reading checkpoint {which} of {workdir}"):
@@ -126,7 +126,9 @@ def initial_data(config: Config, workdir: Path) -> DataConfig:
     source, own = config.train.init_from, storage.absolute(workdir) / VOCAB
     if not source or config.data.vocab_path != str(own) or storage.is_file(own):
         return config.data
-    return dataclasses.replace(config.data, vocab_path=str(find(source) / VOCAB))
+    return dataclasses.replace(
+        config.data, vocab_path=str(find_workdir(source) / VOCAB)
+    )
 
 
 def load_initial(
@@ -134,15 +136,15 @@ def load_initial(
 ) -> Params | None:
     """Returns the parameters that a run starts from, or None for random ones.
 
-    They are those of the best checkpoint of train.init_from, averaged if that run
-    averages; those that its model lacks or has in another shape are random. None also
-    if `workdir` has a checkpoint. Raises UserError if they do not fit, and like
+    They come from the best checkpoint of train.init_from, averaged if that run
+    averages; parameters that its model lacks or has in another shape are random. None
+    also if `workdir` has a checkpoint. Raises UserError if they do not fit, and like
     `save_restore.has_checkpoint`. like: the shapes and shardings of the result.
     """
     if save_restore.has_checkpoint(workdir, like) or not config.train.init_from:
         return None
     with prefixed(f"train.init_from = {config.train.init_from!r}"):
-        source = find(config.train.init_from)
+        source = find_workdir(config.train.init_from)
         saved = read_config(source)
         if not saved.model.vocab_size:
             saved = fit_vocab(saved, vocab)

@@ -1,6 +1,6 @@
-"""The memory after a text in a file, from which reading can continue many times.
+"""Files of the memory after a text, from which reading can continue many times.
 
-It is an `array_file`, whose metadata has the checksums of its arrays and those of the
+Each is an `array_file`, whose metadata has the checksums of its arrays and of the
 parameters that it belongs to.
 """
 
@@ -36,10 +36,10 @@ def save_memory(path: str | Path, loaded: Loaded, memory: MemoryLike) -> None:
 
 
 def load_memory(path: str | Path, loaded: Loaded) -> Any:
-    """Returns the memory of a file, for `loaded.model.apply`.
+    """Returns the memory in a file, for `loaded.model.apply`.
 
     It has the kind, the length and the streams with which it was saved. Raises
-    UserError if the file is damaged, or of other parameters than `loaded.params`.
+    UserError if the file is damaged or belongs to other parameters.
     """
     path = Path(path).expanduser()
     parameters = json.dumps(checksums(loaded.params))
@@ -47,8 +47,8 @@ def load_memory(path: str | Path, loaded: Loaded) -> Any:
     with array_file.opened(path, FORMAT, "txl_jax.save_memory") as (texts, arrays):
         if texts["parameters"] != parameters:
             raise UserError(
-                f"{path} belongs to other parameters than those of update "
-                f"{loaded.step}: load the model that made it, or make it again"
+                f"{path} belongs to other parameters than update {loaded.step}'s: "
+                "load the model that made it, or make it again"
             )
         leaves = [arrays[name] for name, _ in named_leaves(empty)]
         memory = jax.tree.unflatten(jax.tree.structure(empty), leaves)

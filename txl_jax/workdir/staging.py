@@ -1,4 +1,4 @@
-"""How a run writes into its folder: one run at a time, and whole files, also on gs://.
+"""Locks a run's folder, and writes complete files into it, also on gs://.
 
 The kernel releases the lock of a local workdir when its process ends; a workdir on
 gs:// has none. An object store cannot append, as metrics.jsonl and TensorBoard's events
@@ -28,7 +28,7 @@ from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import DAMAGE, Json
 
 LOCK = "run.lock"
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of some network disks
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # on some network disks
 UNWRITTEN = "unwritten"  # in a result whose files could not be written: the reason
 UNREADABLE = (*DAMAGE, EOFError, OSError, RuntimeError, zipfile.BadZipFile)
 
@@ -85,7 +85,7 @@ class Staging:
             self._uploaded = self._files()
 
     def _files(self) -> dict[Path, tuple[int, int]]:
-        """Returns size and time of change of each file."""
+        """Returns the size and the modification time of each file."""
         paths = [path for path in self.folder.rglob("*") if path.is_file()]
         states = {path: path.stat() for path in sorted(paths) if path.suffix != ".tmp"}
         return {path: (s.st_size, s.st_mtime_ns) for path, s in states.items()}
@@ -116,7 +116,7 @@ class Staging:
 
 @contextlib.contextmanager
 def writing(workdir: Path, result: Json) -> Iterator[Path]:
-    """Yields the folder for a result's files; if they cannot be written, adds why."""
+    """Yields the folder for a result's files; a failure is added to the result."""
     if not storage.is_remote(workdir):  # a packaged model has no folder yet
         workdir.mkdir(parents=True, exist_ok=True)
     try:
@@ -161,5 +161,5 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         return {}
     except UNREADABLE as error:
-        say(f"{path} is damaged ({error}): it is made again")
+        say(f"{path} is damaged ({error}), and is made again")
         return {}

@@ -1,4 +1,4 @@
-"""Finds models in one file, also those in the package, and reads their configs.
+"""Finds released models, each in one file, also in the package; reads their configs.
 
 The parsing of flags imports this module, so it must not import jax, even indirectly.
 """
@@ -16,7 +16,7 @@ from txl_jax.runtime import storage
 from txl_jax.runtime.storage import DAMAGE, Json
 from txl_jax.workdir.folder import describe
 
-# Values of earlier versions that all models have now, or that stood for the default.
+# Fields of earlier versions, with the values that every model now has.
 FIXED = {"n_bucket": 32, "max_distance": 128, "reset_memory_at": "-1"}
 SUFFIX = ".safetensors"
 PACKAGED = Path(__file__).parents[1] / "packaged"
@@ -59,8 +59,8 @@ def load_config(path: Path) -> Config:
 def check_config(config: Json, origin: Json, path: Path) -> Config:
     """Returns the config of a released model; raises UserError if it is not valid.
 
-    Fields of other versions are left out, unless they are of the model and neither off
-    nor as every model has them.
+    Unknown fields, of other versions, are left out, unless they change the model: those
+    of its section that are neither off nor in FIXED.
     """
     try:
         values = {

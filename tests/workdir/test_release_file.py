@@ -12,7 +12,7 @@ from tests.support.trained import command
 from txl_jax.convert.release import read_release
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.workdir.fit import NO_TOKENS
-from txl_jax.workdir.released import packaged
+from txl_jax.workdir.release_file import packaged
 
 CARD = (Path(__file__).parents[2] / "docs/models.md").read_text("utf-8")
 LINES = """\
