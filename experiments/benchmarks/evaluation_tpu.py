@@ -51,7 +51,7 @@ def main() -> None:
     with jax.set_mesh(mesh):
         params = lower.abstract_result(reader.unstack, like_params(model, mesh))
         memory = lower.abstract_result(reader.empty, params)
-    T = L * reader.segments
+    T = L * reader.n_segments
     segments = abstract_segments(mesh, 1, 1, T)
     done = lower.compile_step_for(mesh, reader.step, memory, params, segments)
     assert done.program
@@ -69,7 +69,7 @@ def main() -> None:
             if "schedule-analysis" not in path.name
         ]
         cycles += round(statistics.fmean(heads)) * model.n_head * model.n_layer
-    result = {"segments": reader.segments, "cycles_per_token": cycles / T}
+    result = {"segments": reader.n_segments, "cycles_per_token": cycles / T}
     print(json.dumps({"kernel": args.kernel, **result}))
 
 

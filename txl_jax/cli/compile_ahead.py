@@ -176,5 +176,5 @@ def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:
     with jax.set_mesh(mesh):
         params = lower.abstract_result(reader.unstack, params)
         memory = lower.abstract_result(reader.empty, params)
-    segment = abstract_segments(mesh, 1, B, reader.tgt_len * reader.segments)
+    segment = abstract_segments(mesh, 1, B, reader.tgt_len * reader.n_segments)
     return lower.compile_step_for(mesh, reader.step, memory, params, segment)

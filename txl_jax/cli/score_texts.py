@@ -15,12 +15,12 @@ from txl_jax.data.text import Meter
 from txl_jax.data.vocab import Vocab, report_unknown
 from txl_jax.errors import UserError, refuse
 from txl_jax.evaluate.options import STDIN, ScoreConfig
-from txl_jax.evaluate.score import LENGTHS, Document, describe, split
+from txl_jax.evaluate.score import EVAL_FIELDS, Document, describe, split
 from txl_jax.report.log import json_lines, require_other, say, writing
 from txl_jax.runtime.storage import Json
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
-from txl_jax.workdir.scoring import Read, open_reader
+from txl_jax.workdir.scoring import ReadTexts, open_reader
 
 
 def score_texts(loaded: Loaded) -> Json:
@@ -37,7 +37,7 @@ def score_texts(loaded: Loaded) -> Json:
         documents = read_documents(options, texts, vocab, drop)
     warn_of_rotations(config)
     result = score_documents(documents, read, vocab, options)
-    lengths = {name: getattr(config.eval, name) for name in LENGTHS}
+    lengths = {name: getattr(config.eval, name) for name in EVAL_FIELDS}
     return {**result, "step": loaded.step, **lengths}
 
 
@@ -80,7 +80,7 @@ def encode(vocab: Vocab, blocks: Iterator[bytes], name: str) -> np.ndarray:
 
 
 def score_documents(
-    documents: Iterator[Document], read: Read, vocab: Vocab, config: ScoreConfig
+    documents: Iterator[Document], read: ReadTexts, vocab: Vocab, config: ScoreConfig
 ) -> Json:
     """Returns the scores of all documents, and writes score.output."""
     prefix_T = vocab.encode(config.prefix)

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def witten_bell(train: np.ndarray, test: np.ndarray, order: int) -> np.ndarray:
-    """Returns the probability of each byte of `test` but its first.
+    """Returns the probability of each byte of `test` except the first.
 
     Interpolated Witten-Bell: with c(h w) the count of byte w after context h in
     `train`, c(h) their sum and T(h) the number of different w,

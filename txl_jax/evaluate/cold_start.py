@@ -21,10 +21,9 @@ from jax.sharding import Mesh
 from txl_jax import metrics
 from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
-from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import ShowProgress
-from txl_jax.evaluate.reader import Reader
+from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import OneSegment
@@ -34,7 +33,7 @@ from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import host_rows
 
 
-@reader.from_hidden
+@from_hidden
 def sum_streams(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Array:
     """Returns nll_L, summed over the scored streams, of one segment."""
     nll_BL = model.embedding.nll(hidden_BLD, segment.targets_BL)
@@ -64,8 +63,8 @@ def measure(
             "lower it"
         )
     model, S = evaluation_model(model_config, config), config.segments_per_step
-    read = Reader(model, sum_streams, B, L, mesh, segments=S)
-    params = read.unstack(params)
+    reader = Reader(model, sum_streams, B, L, mesh, n_segments=S)
+    params = reader.unstack(params)
     sum_T = np.zeros(T)
     for first in range(0, P, B):
         end = min(first + B, P)
@@ -75,7 +74,7 @@ def measure(
         segments = [*streams.epoch()]
         for segment in segments:
             segment.weights_SBL[:, streams.stream_B >= end - first] = 0
-        nll_X = np.concatenate(jax.device_get([*read.outputs(params, segments)]))
+        nll_X = np.concatenate(jax.device_get([*reader.outputs(params, segments)]))
         sum_T += nll_X[:T].astype(np.float64)
         progress(end * T, P * T)
     return sum_T / P, P

@@ -5,8 +5,8 @@ Each of the newest C hidden states h_i remembers its target x_{i+1}, so that
     p(x) = (1 - weight) p_model(x) + weight p_cache(x),
     p_cache(x) ~ sum over i with x_{i+1} = x of exp(theta h_t . h_i)
 
-(Grave, Joulin and Usunier 2017, equations 3 to 5). While the cache is empty, p is that
-of the model. Nothing is trained.
+(Grave, Joulin and Usunier 2017, equations 3 to 5). While the cache is empty, p is
+p_model. Nothing is trained.
 
 Dims: C tokens in the cache, B streams, L segment, K = C + L.
 """
@@ -65,10 +65,10 @@ class Cache(NamedTuple):
 def make_reader(
     model_config: ModelConfig, config: EvalConfig, mesh: Mesh, summed: bool = True
 ) -> Reader:
-    """Returns the reader of the nlls, in nats, of the mixture: their sum or nll_BL."""
+    """Returns the reader of the mixture's nll in nats: nll_BL, or its sum if summed."""
     model_config = evaluation_model(model_config, config)
 
-    def read(
+    def read_and_mix(
         model: TransformerXL, state: Any, segment: OneSegment, segment_len: int
     ) -> tuple[Array, Any]:
         memory, cache = state
@@ -84,4 +84,4 @@ def make_reader(
         return Cache(h_BCD, jnp.full((B, C), NONE, jnp.int32))
 
     B, L, S = config.streams, config.tgt_len, config.segments_per_step
-    return Reader(model_config, read, B, L, mesh, more=empty, segments=S)
+    return Reader(model_config, read_and_mix, B, L, mesh, more=empty, n_segments=S)

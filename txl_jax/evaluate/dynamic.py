@@ -36,11 +36,11 @@ from txl_jax.update.step import nll_sum
 
 EPSILON = 1e-3
 
-Carry = tuple[Params, MemoryLike]  # parameters, or numbers of the same shapes
+Carry = tuple[Params, MemoryLike]  # parameters, or arrays of the same shapes
 
 
 class Rule(NamedTuple):
-    """What every update of dynamic evaluation reads."""
+    """The constants of dynamic evaluation's updates."""
 
     trained: Params
     rms: Params
@@ -50,7 +50,7 @@ class Rule(NamedTuple):
 
 
 def model_without_dropout(model_config: ModelConfig, config: EvalConfig) -> ModelConfig:
-    """Returns the model of evaluation, whose gradients are those of its scores."""
+    """Returns the model of evaluation, whose gradients then match its scores."""
     model = evaluation_model(model_config, config)
     return dataclasses.replace(model, dropout=0.0, dropatt=0.0, word_dropout=0.0)
 
@@ -160,7 +160,7 @@ class Adaptation:
         return beside_memory(self.model, params, jnp.copy), rule
 
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
-        """Compiles what `read` runs for these parameters and segments."""
+        """Compiles the program of `read` for these parameters and segments."""
         self.program.compile(*self._start(params), next(self._place(segments)))
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Array]:

@@ -51,8 +51,8 @@ def count_segments(
 
     requested: eval.segments_per_step; 0 chooses as many as make ROWS rows, or on a GPU
     a power of two for GPU_ROWS that fits into its memory. Segments are read one by one
-    without a memory, and if documents, which start with visible zeros, may start inside
-    a segment (`documents`).
+    without a memory, and if documents that see initial zeros may start inside a segment
+    (`documents`).
     """
     zeros = documents and config.initial_memory == "zeros"
     if zeros or not config.mem_len:
@@ -64,24 +64,24 @@ def count_segments(
         return 1
     is_gpu = find_platform(mesh) == "gpu"
     devices = shards(mesh, "B") if mesh else 1
-    rows = max(B * L // devices, 1)  # of a segment on one device
-    least = -(-M // L) if P > 1 else 1  # of a piece, which has at least M tokens
-    segments = max((GPU_ROWS if is_gpu else ROWS) // rows, least)
+    rows = max(B * L // devices, 1)  # in a segment on one device
+    least = -(-M // L) if P > 1 else 1  # a piece has at least M tokens
+    n_segments = max((GPU_ROWS if is_gpu else ROWS) // rows, least)
     if is_gpu and P == 1:
-        segments = 1 << (segments.bit_length() - 1)  # for windows of many segments
+        n_segments = 1 << (n_segments.bit_length() - 1)  # for windows of many segments
         memory, streams = SHARE * device_memory() or math.inf, -(-rows // L)
-        while segments > 1 and call_bytes(config, streams, segments, L) > memory:
-            segments //= 2
-    return P * segments
+        while n_segments > 1 and call_bytes(config, streams, n_segments, L) > memory:
+            n_segments //= 2
+    return P * n_segments
 
 
-def call_bytes(config: ModelConfig, B: int, segments: int, L: int) -> int:
+def call_bytes(config: ModelConfig, B: int, n_segments: int, L: int) -> int:
     """Returns an estimate of a call's bytes: keys, values, states and scores.
 
     B: streams of one device.
     """
-    H, A, M, T = config.n_head, config.d_head, config.mem_len, segments * L
-    W = window_tokens(config, segments, B, L)
+    H, A, M, T = config.n_head, config.d_head, config.mem_len, n_segments * L
+    W = window_tokens(config, n_segments, B, L)
     numbers = 2 * config.n_layer * H * A * (M + T) + T * (4 * config.d_model)
     numbers += T * config.hidden_size
     scores = H * W * (M + W) if wastes_scores(config, B, W, M + W) else 0
@@ -104,7 +104,7 @@ def wastes_scores(
 
 
 def window_tokens(
-    config: ModelConfig, segments: int, B: int, L: int, mesh: Mesh | None = None
+    config: ModelConfig, n_segments: int, B: int, L: int, mesh: Mesh | None = None
 ) -> int:
     """Returns W, the tokens of each stream that share M + W keys in a call.
 
@@ -112,7 +112,7 @@ def window_tokens(
     cores allow. A kernel that skips keys outside the interval reads the whole call as
     one window.
     """
-    M, T, platform = config.mem_len, segments * L, find_platform(mesh)
+    M, T, platform = config.mem_len, n_segments * L, find_platform(mesh)
     # On a GPU `auto` may take `chunked`, which is slower, for a whole call's scores.
     queries = L if platform == "gpu" else T
     if not wastes_scores(config, B, queries, M + queries, mesh):
@@ -120,7 +120,7 @@ def window_tokens(
     most = (M + L) * 4 // 3 - M
     if platform == "cpu":
         most = min(most, CPU_ROWS // B)
-    parts = [n * L for n in range(1, segments + 1) if segments % n == 0]
+    parts = [n * L for n in range(1, n_segments + 1) if n_segments % n == 0]
     sizes = [W for W in parts if W <= max(most, L)]
     heads = config.n_head * (B // (shards(mesh, "B") if mesh else 1))
     enough = [W for W in sizes if heads * W * (M + W) >= GPU_SCORES]
@@ -128,5 +128,5 @@ def window_tokens(
 
 
 def find_platform(mesh: Mesh | None) -> str:
-    """Returns the platform of a mesh, by default that of the running trace."""
+    """Returns the platform of a mesh, by default the running trace's."""
     return target_device(mesh.abstract_mesh if mesh else None).platform

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 STDIN = "-"
 UNITS = ("document", "line", "token")
 COLD_START = "cold_start"
-LENGTHS = ("mem_len", "ext_len", "tgt_len", "clamp_len")
 RATES = ("dynamic_lr", "dynamic_decay")
 MIXTURE = ("cache_weight", "cache_theta")
-SWEPT = (*LENGTHS, "same_length", COLD_START, *RATES, *MIXTURE)
+SWEPT = (
+    *("mem_len", "ext_len", "tgt_len", "clamp_len", "same_length", COLD_START),
+    *(*RATES, *MIXTURE),
+)
 BOOLS = {"false": False, "true": True}
 
 
@@ -28,9 +30,9 @@ def parse_sweep(sweep: str) -> tuple[str, tuple[float, ...]]:
     field, _, text = sweep.partition("=")
     require_one_of(field, SWEPT, "the field of eval.sweep")
     kind = int if field == COLD_START else type(getattr(EvalConfig, field))
-    read = BOOLS.__getitem__ if kind is bool else kind
+    convert = BOOLS.__getitem__ if kind is bool else kind
     try:
-        values = [read(each) for each in text.split(",")]
+        values = [convert(each) for each in text.split(",")]
     except (ValueError, KeyError):
         values = []
     one = field == COLD_START and (len(values) > 1 or 0 in values)

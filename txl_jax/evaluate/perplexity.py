@@ -22,7 +22,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import host_rows
 
-ShowProgress = Callable[[int, int], None]  # of (done, total), in tokens
+ShowProgress = Callable[[int, int], None]  # (done, total), in tokens
 Evaluate = Callable[[Params, np.ndarray, ShowProgress], Json]
 
 
@@ -49,7 +49,7 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
 
     model_config = evaluation_model(model_config, config)
     B, S = config.streams, config.segments_per_step
-    return Reader(model_config, sum_nll, B, config.ext_len + L, mesh, segments=S)
+    return Reader(model_config, sum_nll, B, config.ext_len + L, mesh, n_segments=S)
 
 
 def each_segment(streams: Streams, progress: ShowProgress) -> Iterator[Segment]:
@@ -73,8 +73,8 @@ def make_evaluate(
     tokens, the mean nll in nats, ppl, bpc, the seconds of reading without compilation,
     the streams, and cold_tokens: the tokens scored before their stream had read mem_len
     tokens (without a memory, ext_len). reader: yields summed nlls in nats; by default
-    that of `make_reader`. reset_memory_at: the id of the token that the config names,
-    as in `Loaded.ids`.
+    from `make_reader`. reset_memory_at: the id of the token that the config names, as
+    in `Loaded.ids`.
     """
     if config.reset_memory_at and reset_memory_at == OFF:
         raise UserError(

@@ -27,22 +27,19 @@ from txl_jax.runtime.programs import Program
 from txl_jax.sharding.rules import letters, place_segments, shardings
 
 AHEAD = 2  # calls that wait for the devices
-Outputs = Any  # of a segment: a pytree of arrays
-# Reads a segment, or several of segment_len tokens that `join_calls` has joined:
-# (bound model, memory, segment, segment_len) -> (output, memory).
-Read = Callable[[TransformerXL, Any, OneSegment, int], tuple[Outputs, Any]]
+Outputs = Any  # a pytree of arrays
+# Reads a segment, or several joined segments of segment_len tokens (`join_calls`):
+# (bound model, memory, segment, segment_len) -> (outputs, memory).
+ReadSegment = Callable[[TransformerXL, Any, OneSegment, int], tuple[Outputs, Any]]
 # Computes the output of one segment: (bound model, hidden_BLD, segment) -> output.
 Output = Callable[[TransformerXL, Array, OneSegment], Outputs]
 
 
-def from_hidden(output: Output) -> Read:
+def from_hidden(output: Output) -> ReadSegment:
     """Decorates a function of a segment's hidden states, so that it reads segments."""
 
-    def read(
-        model: TransformerXL,
-        memory: AnyMemory,
-        segment: OneSegment,
-        segment_len: int,
+    def read_segment(
+        model: TransformerXL, memory: AnyMemory, segment: OneSegment, segment_len: int
     ) -> tuple[Outputs, AnyMemory]:
         hidden_BLD, memory = calls.read(
             model,
@@ -54,7 +51,7 @@ def from_hidden(output: Output) -> Read:
         )
         return output(model, hidden_BLD, segment), memory
 
-    return read
+    return read_segment
 
 
 def last(hidden_BLD: Array, length_B: Array) -> Array:
@@ -82,9 +79,8 @@ def run_calls(
 ) -> Iterator[tuple[Any, Outputs]]:
     """Yields (carry, outputs) of every call of a program (carry, fixed, segments).
 
-    At most AHEAD calls are still computed: the host prepares the next one meanwhile,
-    but neither its bar nor the end that a signal asks for is far from what the devices
-    do.
+    At most AHEAD calls are in flight: the host prepares the next call meanwhile, but
+    its progress bar and its response to signals stay close to the devices' work.
     """
     pending: collections.deque[Outputs] = collections.deque()
     for segment in segments:
@@ -108,29 +104,29 @@ def fetch(outputs: Iterable[Outputs]) -> Iterator[Outputs]:
 class Reader:
     """Reads segments of B streams and L tokens, with a memory that starts empty.
 
-    `segments` of them are computed together (`grouping.count_segments`; 0 = chosen).
-    `more` returns the initial value of what `read` carries beside the memory, as
+    n_segments are computed together (`grouping.count_segments`; 0 = chosen). `more`
+    returns the initial value of what `read_segment` carries beside the memory, as
     (memory, value). Call `unstack` once, outside every loop.
     """
 
     def __init__(
         self,
         config: ModelConfig,
-        read: Read,
+        read_segment: ReadSegment,
         batch_size: int,
         tgt_len: int,
         mesh: Mesh | None = None,
         more: Callable[[], Any] | None = None,
-        segments: int = 1,
+        n_segments: int = 1,
         documents: bool = False,
     ) -> None:
         B, L = batch_size, tgt_len
-        S = count_segments(config, segments, B, L, mesh, documents)
+        S = count_segments(config, n_segments, B, L, mesh, documents)
         W = window_tokens(config, S, B, L, mesh)
         self.config, self.tgt_len, self.mesh = config, L, mesh
-        self.segments = S  # of a call
-        # Whether a call is split over mesh.segments; the step then reads parameters
-        # that are stacked.
+        self.n_segments = S
+        # Whether a call is split over mesh.segments; the step then reads stacked
+        # parameters.
         self.in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
         if self.in_pieces and mesh:  # only hidden states pass from device to device
             model, lay_out = TransformerXL(config), lambda params: params
@@ -153,7 +149,9 @@ class Reader:
 
         def step(memory: Any, params: Params, segments: Segment) -> tuple[Any, Outputs]:
             one, variables = only(segments), {"params": params}
-            outputs, memory = model.apply(variables, memory, one, L, method=read)
+            outputs, memory = model.apply(
+                variables, memory, one, L, method=read_segment
+            )
             return memory, outputs
 
         self.unstack = jax.jit(lay_out)
@@ -163,12 +161,12 @@ class Reader:
         self.step = Program("the evaluation step", step, carries=True)
 
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
-        """Compiles what `read` runs for these parameters and segments."""
+        """Compiles the program of `read` for these parameters and segments."""
         params = self.unstack(params)
         self.step.compile(self.empty(params), params, next(self.place(segments)))
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
-        """Yields `outputs` for the model's own, stacked parameters."""
+        """Yields the outputs of every call, for stacked parameters."""
         return self.outputs(self.unstack(params), segments)
 
     def outputs(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
@@ -187,5 +185,5 @@ class Reader:
 
         Computation then follows the devices of the memory.
         """
-        for joined in join_calls(segments, self.segments):
+        for joined in join_calls(segments, self.n_segments):
             yield place_segments(self.mesh, joined) if self.mesh else joined

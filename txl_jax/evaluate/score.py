@@ -1,11 +1,11 @@
 """Scores texts of any lengths, each as if it were alone (section 4.1).
 
 The memory starts empty and is carried through a text. A text is read as evaluation
-reads a split with one stream, with the fields of LENGTHS.
+reads a split with one stream, with the fields of EVAL_FIELDS.
 
 Texts are read side by side, in streams of one text after the other. A text that fits
-into one segment starts wherever the whole of it fits; a longer one starts with a
-segment, so that it is cut as if it were alone.
+into one segment starts wherever all of it fits; a longer text starts with a segment, so
+that it is cut as if it were alone.
 
 Dims: B streams, P tokens of a stream, L segment, T tokens of a text.
 """
@@ -36,10 +36,10 @@ from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import shards
 
 # The fields of EvalConfig that scores depend on.
-LENGTHS = tuple("tgt_len mem_len ext_len clamp_len same_length reset_memory_at".split())
+EVAL_FIELDS = "tgt_len mem_len ext_len clamp_len same_length reset_memory_at".split()
 AT_ONCE = 2**16  # tokens to collect before reading, unless one text is longer
 
-Results = dict[str, np.ndarray]  # by their names in RESULTS
+Results = dict[str, np.ndarray]  # by name, as in RESULTS
 # The results after each token: (bound model, hidden_BLD, segment) -> array [B, L, ..].
 RESULTS: dict[str, Callable[[TransformerXL, Array, OneSegment], Array]] = {
     "nll": lambda model, x_BLD, segment: model.embedding.nll(x_BLD, segment.targets_BL),
@@ -56,19 +56,19 @@ class Document(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where texts are read: the stream and the first token of each, by its number."""
+    """Where texts are read: the stream and the first token of each text's number."""
 
     batch_size: int
     stream_and_start: Mapping[int, tuple[int, int]]
 
 
 def arrange(sizes: Sequence[int], L: int, most: int, share: bool) -> Iterator[Places]:
-    """Yields the places of texts of these sizes that are read at once.
+    """Yields the places of texts of these sizes, for all texts read at once.
 
     There are at most `most` streams, a power of two, so that few programs are compiled.
-    share: several texts may share a stream. The longest ones come first, each where
-    least has been placed, in as many streams as take as long as the longest text. Apart
-    from its end, less than half of a stream is padding.
+    share: several texts may share a stream. The longest come first, each in the stream
+    that is shortest so far, in as many streams as take as long as the longest text.
+    Apart from its end, less than half of a stream is padding.
     """
     order, B = sorted(range(len(sizes)), key=lambda n: -sizes[n]), 1
     segments = [-(-max(total, 1) // L) for total in (sum(sizes), max(sizes))]
@@ -90,9 +90,9 @@ def arrange(sizes: Sequence[int], L: int, most: int, share: bool) -> Iterator[Pl
 
 
 class TextReader:
-    """Reads texts with an empty memory each, and compiles few programs for all.
+    """Reads each text with an empty memory, and compiles few programs for all.
 
-    names: of RESULTS. Texts are split over the segments of the mesh unless mesh.data or
+    names: a choice of RESULTS. Texts are split over the segments of the mesh unless mesh.data or
     mesh.fsdp exceeds 1. reset_memory_at: as in `make_evaluate`.
     """
 
@@ -109,22 +109,22 @@ class TextReader:
         self.reset_memory_at = reset_memory_at
 
         @from_hidden
-        def read(
+        def compute(
             model: TransformerXL, hidden_BLD: Array, segment: OneSegment
         ) -> dict[str, Array]:
             found = {name: RESULTS[name](model, hidden_BLD, segment) for name in names}
-            # Every process reads all of them.
+            # Every process reads all results.
             return {name: constrain(x, ()) for name, x in found.items()}
 
         L = config.ext_len + config.tgt_len
         self.make_reader = functools.cache(
-            lambda B, segments: Reader(
+            lambda B, n_segments: Reader(
                 self.model_config,
-                read,
+                compute,
                 B,
                 L,
-                self.mesh if segments != 1 else None,
-                segments=segments,
+                self.mesh if n_segments != 1 else None,
+                n_segments=n_segments,
             )
         )
         scheme = SCHEMES[model_config.position]
@@ -197,12 +197,12 @@ class TextReader:
 
         several = self.make_reader(B, self.config.segments_per_step)
         # A short text would be mostly padding.
-        is_short = streams.segments_per_epoch <= several.segments // 2
+        is_short = streams.segments_per_epoch <= several.n_segments // 2
         reader = self.make_reader(B, 1) if is_short else several
         results: Results = {}
         at = 0
         for outputs in fetch(reader.read(params, segments())):
-            context, new = min(E, at), min(L * reader.segments, P - at)
+            context, new = min(E, at), min(L * reader.n_segments, P - at)
             for name, x in outputs.items():
                 if name not in results:
                     results[name] = np.empty((B, P, *x.shape[2:]), np.float32)

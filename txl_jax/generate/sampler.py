@@ -94,14 +94,14 @@ def choose(logits_BV: Array, key: Array, config: GenerateConfig) -> Array:
 
 
 class Reading(NamedTuple):
-    """How prompts are read: in segments of `window` tokens, `segments` at a time.
+    """How prompts are read: in segments of `window` tokens, `n_segments` at a time.
 
     Long prompts are split over the segments of the mesh. With mem_len = 0, each token
     is sampled from the newest `window` tokens.
     """
 
     window: int = EvalConfig.tgt_len
-    segments: int = EvalConfig.segments_per_step
+    n_segments: int = EvalConfig.segments_per_step
     mesh: Mesh | None = None
 
 
@@ -141,21 +141,21 @@ class Sampler:
         self.draw = Program("the sampler", self._draw, carries=True, donates=True)
 
     def _make_reader(
-        self, longest: int, width: int, segments: int, mesh: Mesh | None
+        self, longest: int, width: int, n_segments: int, mesh: Mesh | None
     ) -> Reader:
         config, B = self.config, self.batch_size
         if mesh and mesh.shape["segments"] > 1 and shards(mesh, "B") == 1:
-            split = Reader(config, read_nothing, B, width, mesh, segments=segments)
+            split = Reader(config, read_nothing, B, width, mesh, n_segments=n_segments)
             # A short prompt would be mostly padding.
-            if split.in_pieces and -(-longest // width) > split.segments // 2:
+            if split.in_pieces and -(-longest // width) > split.n_segments // 2:
                 return split
         if not self.one_by_one:
             return Reader(config, read_nothing, B, width)
         L = max(min(longest, width), 1)
-        count = count_segments(config, segments, B, L)
+        count = count_segments(config, n_segments, B, L)
         calls = max(-(-longest // (count * L)), 1)
         count = max(-(-longest // (calls * L)), 1)  # with the least padding
-        return Reader(config, read_nothing, B, L, segments=count)
+        return Reader(config, read_nothing, B, L, n_segments=count)
 
     def stream(self, prompts: Sequence[np.ndarray], seed: int) -> Iterator[Drawn]:
         """Yields the next tokens of up to batch_size prompts, `every` at a time.

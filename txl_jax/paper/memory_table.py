@@ -185,7 +185,7 @@ def score_tokens(
     else:
         output = read_answers if answers else read_nll
         chosen = evaluation_model(model, options)
-        read = reader.Reader(chosen, output, B, L, loaded.mesh, segments=0)
+        read = reader.Reader(chosen, output, B, L, loaded.mesh, n_segments=0)
     segments = [*Streams(text_T, B, L).epoch()]
     outputs = jax.device_get([*read.read(loaded.params, segments)])
     is_real_BT = np.concatenate([x.weights_SBL[0] for x in segments], axis=1) > 0

@@ -219,9 +219,9 @@ def make_context_nll(
     model_config, B = evaluation_model(model_config, config), config.streams
 
     @functools.cache
-    def make_reader(L: int, segments: int) -> Reader:
+    def make_reader(L: int, n_segments: int) -> Reader:
         return Reader(
-            model_config, last_nll, B, L, mesh, segments=segments, documents=True
+            model_config, last_nll, B, L, mesh, n_segments=n_segments, documents=True
         )
 
     fixed = make_reader(config.tgt_len, 1).unstack(params)
@@ -236,12 +236,12 @@ def make_context_nll(
         T = len(positions_T)
         parts = []
         read = make_reader(L, config.segments_per_step)
-        if context <= read.segments // 2 * L:  # most of a call would be padding
+        if context <= read.n_segments // 2 * L:  # most of a call would be padding
             read = make_reader(L, 1)
         for begin in range(0, T, B):  # the last batch repeats the last position
             index_B = np.minimum(np.arange(begin, begin + B), T - 1)
             place_BT = positions_T[index_B][:, None] - np.arange(context, -1, -1)
-            segments = cut(tokens[place_BT].astype(np.int32), L, read.segments)
+            segments = cut(tokens[place_BT].astype(np.int32), L, read.n_segments)
             own = params if read.in_pieces else fixed
             *_, nll_B = read.outputs(own, segments)
             parts.append(np.asarray(nll_B, np.float64)[: T - begin])

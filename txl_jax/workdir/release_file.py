@@ -16,7 +16,7 @@ from txl_jax.runtime import storage
 from txl_jax.runtime.storage import DAMAGE, Json
 from txl_jax.workdir.folder import describe
 
-# Fields of earlier versions, with the values that every model now has.
+# Fields of earlier versions, at values that are now fixed or meant the default.
 FIXED = {"n_bucket": 32, "max_distance": 128, "reset_memory_at": "-1"}
 SUFFIX = ".safetensors"
 PACKAGED = Path(__file__).parents[1] / "packaged"

@@ -12,9 +12,9 @@ from txl_jax.workdir.load import Loaded
 
 Text = str | np.ndarray | list[int]
 # (texts, prefix_T) -> the results of each text.
-Read = Callable[[Iterable[np.ndarray], np.ndarray], Iterator[Results]]
+ReadTexts = Callable[[Iterable[np.ndarray], np.ndarray], Iterator[Results]]
 
-# Of the latest models, so that a second call compiles nothing.
+# Keeps the readers of the latest models, so that a second call compiles nothing.
 make_reader = functools.lru_cache(maxsize=4)(TextReader)
 
 
@@ -38,7 +38,7 @@ def hidden_states(
     """Returns hidden_TD of each text: the last layer's output at each token, float32.
 
     Row t has read the tokens up to t. Texts are read, and errors raised, as by
-    `txl_jax.score`; those of a prefix have no rows.
+    `txl_jax.score`; a prefix has no rows.
     """
     return _read(loaded, texts, prefix, "hidden")
 
@@ -47,22 +47,22 @@ def _read(
     loaded: Loaded, texts: Iterable[Text], prefix: Text, name: str
 ) -> list[np.ndarray]:
     if isinstance(texts, str):
-        raise UserError("texts is one text: give a list of them")
+        raise UserError("texts is one text: give a list of texts")
     prefix_T = encode(loaded, prefix, "prefix")
     encoded = (encode(loaded, text, f"texts[{n}]") for n, text in enumerate(texts))
-    read = open_reader(loaded, name)
-    return [results[name] for results in read(encoded, prefix_T)]
+    read_texts = open_reader(loaded, name)
+    return [results[name] for results in read_texts(encoded, prefix_T)]
 
 
-def open_reader(loaded: Loaded, *names: str) -> Read:
-    """Returns `TextReader.read` for the parameters; names: of the results."""
+def open_reader(loaded: Loaded, *names: str) -> ReadTexts:
+    """Returns `TextReader.read` for the parameters; names: as for `TextReader`."""
     config, ids = loaded.config, loaded.ids
     reader = make_reader(config.model, config.eval, names, loaded.mesh, ids.eval_reset)
     return functools.partial(reader.read, loaded.params)
 
 
 def encode(loaded: Loaded, text: Text, name: str) -> np.ndarray:
-    """Returns the tokens of a text; raises UserError, which names it."""
+    """Returns the tokens of a text; raises UserError with its name."""
     nothing_T, size = np.zeros(0, np.int32), loaded.config.model.vocab_size
     if isinstance(text, str):
         is_number = text and loaded.vocab.kind == NumberVocab.kind
@@ -80,7 +80,7 @@ def encode(loaded: Loaded, text: Text, name: str) -> np.ndarray:
     if tokens_T.min() < 0 or tokens_T.max() >= size:
         outside = tokens_T[(tokens_T < 0) | (tokens_T >= size)]
         raise UserError(
-            f"{name} has the token {outside[0]}, and those of the model are from 0 to "
+            f"{name} has the token {outside[0]}, but the model's are from 0 to "
             f"{size - 1}: encode it with loaded.vocab"
         )
     return tokens_T
