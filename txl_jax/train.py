@@ -50,7 +50,7 @@ class Training(NamedTuple):
     read_batch: Callable[[Position, int], tuple[Segment, Position]]
     # The mean nll in nats of the validation split.
     mean_nll: Callable[[Params, ShowProgress], float]
-    params: Params | None = None  # that a fresh run starts from; None = random ones
+    params: Params | None = None  # the start of a fresh run; None = random
 
 
 def make_training(
@@ -60,7 +60,7 @@ def make_training(
     valid_tokens: np.ndarray,
     ids: TokenIds,
 ) -> tuple[Training, Evaluate]:
-    """Returns what updates need, without their start, and how to evaluate a split."""
+    """Returns the Training, without params, and the evaluation of any split."""
     updater = make_updater(config.model, config.train, config.optim, mesh)
     rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
     evaluate = make_evaluate(
@@ -181,7 +181,7 @@ def update_to_the_end(run: "Run", batches: Iterator[tuple[Segment, Cursor]]) -> 
 
 
 class Run:
-    """A training in progress: what it needs, and what observes and saves it."""
+    """A Training in progress, with its logs and checkpoints."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Run:
         )
         self.log = enter(log)
         self.debug_nans: bool = jax.config.jax_debug_nans  # type: ignore[attr-defined]
-        # The first update with too many skipped ones in a row, which ends the run.
+        # The update at which too many in a row were skipped, which ends the run.
         self.bad: Json = {}
         self.step = Program(
             "the training step",
@@ -263,7 +263,7 @@ class Run:
         return self.stop.at_boundary() or bool(self.bad)
 
     def finish_step(self, step: int, state: TrainState, position: Position) -> None:
-        """Validates a step if that is due, saves it, and ends the run if it has to.
+        """Validates a step if due, saves it, and ends the run if necessary.
 
         Raises BadNumbers if too many updates in a row were skipped.
         """

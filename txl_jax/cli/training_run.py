@@ -33,22 +33,22 @@ from txl_jax.workdir.staging import locked, writing
 
 
 class Plan(NamedTuple):
-    """A run that may start."""
+    """A run that may start: its config is checked, and its parts are made."""
 
     config: Config  # as it is saved
     tokens: Tokens
     training: Training
-    evaluate: Evaluate  # of any split
+    evaluate: Evaluate  # evaluates any split
 
 
 @dataclasses.dataclass
-class Trained:
+class TrainedRun:
     """A run that has reached its last update, and still locks its workdir."""
 
     plan: Plan
-    tokens: Tokens  # of the plan, for the programs of `paper`
-    result: Json  # of `train`
-    log: SendLine  # to Weights & Biases; takes further numbers
+    tokens: Tokens  # the plan's
+    result: Json  # the result of `train`
+    log: SendLine  # sends further numbers to Weights & Biases
 
 
 def train_and_evaluate(config: Config, workdir: Path, keep_prompt: bool) -> Json:
@@ -60,7 +60,7 @@ def train_and_evaluate(config: Config, workdir: Path, keep_prompt: bool) -> Json
 @contextlib.contextmanager
 def trained(
     config: Config, workdir: Path, keep_prompt: bool = False
-) -> Iterator[Trained]:
+) -> Iterator[TrainedRun]:
     """Trains, and locks the workdir until the block ends.
 
     A run that cannot start raises UserError before the first update. keep_prompt: see
@@ -82,7 +82,7 @@ def trained(
         started = time.perf_counter()
         result = train(training, workdir, log)
         result["train_seconds"] = time.perf_counter() - started
-        yield Trained(plan, plan.tokens, result, log)
+        yield TrainedRun(plan, plan.tokens, result, log)
 
 
 def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
@@ -135,9 +135,9 @@ def train_on(
 ) -> Json:
     """Trains on given tokens, from `params` or from random parameters if None.
 
-    For programs with tokens of their own: the workdir gets neither config.json nor a
-    lock. config.model.vocab_size is set. ids: of the tokens that the config names.
-    For result and errors see `train.train`.
+    For programs with their own tokens: the workdir gets neither config.json nor a lock.
+    config.model.vocab_size must be set. ids: the tokens that the config names. For
+    result and errors see `train.train`.
     """
     training, _ = make_training(
         config, fit.fit_mesh(config), train_tokens, valid_tokens, ids
@@ -145,7 +145,7 @@ def train_on(
     return train(training._replace(params=params), workdir, send_line)
 
 
-def evaluate_best(workdir: Path, run: Trained) -> Json:
+def evaluate_best(workdir: Path, run: TrainedRun) -> Json:
     """Scores the best checkpoint; writes result.json, a plot and a sample."""
     tokens, training = run.tokens, run.plan.training
     config = training.config

@@ -92,8 +92,8 @@ def arrange(sizes: Sequence[int], L: int, most: int, share: bool) -> Iterator[Pl
 class TextReader:
     """Reads each text with an empty memory, and compiles few programs for all.
 
-    names: a choice of RESULTS. Texts are split over the segments of the mesh unless mesh.data or
-    mesh.fsdp exceeds 1. reset_memory_at: as in `make_evaluate`.
+    names: of the results, as in RESULTS. Texts are split over the segments of the mesh
+    unless mesh.data or mesh.fsdp exceeds 1. reset_memory_at: as in `make_evaluate`.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class CacheLayer:
     def leaving(self, own: Operands, kept: Array) -> tuple[Array, Array]:
         """Returns keys and values of the L oldest states, which leave the memory.
 
-        own, kept: the argument and a result of `attend`.
+        own, kept: an argument and a result of `attend`.
         """
         L = own.q_BLHA.shape[1]
         return own.k_BKHA[:, :L], own.v_BKHA[:, :L]
@@ -139,7 +139,7 @@ class Memory:
 
 
 class HiddenStates(Kind):
-    """The paper's memory; keys and values while parameters are fixed.
+    """The paper's memory; with fixed parameters keys and values.
 
     For one token at a time, these are in rings.
     """
@@ -178,7 +178,7 @@ class HiddenStates(Kind):
     def begin(self, memory: Any, first_BL: Array | None) -> tuple[Any, Array | None]:
         """Lets a document that starts with the segment see zeros.
 
-        Models of TensorFlow and Hugging Face start so (initial_memory = "zeros").
+        Models of TensorFlow and Hugging Face start this way (initial_memory = "zeros").
         """
         if first_BL is None or self.config.initial_memory == "empty":
             return memory, first_BL
@@ -190,9 +190,9 @@ class HiddenStates(Kind):
     ) -> Kept:
         """Returns the layer's input, or with recurrence = "same" its output.
 
-        (Ding et al. 2021, ERNIE-Doc, equation 5.) Each segment then lengthens the reach
-        by a segment, without limit, and layer n of a segment needs layer n of the one
-        before: segments are read one after the other.
+        With outputs (Ding et al. 2021, ERNIE-Doc, equation 5), each segment lengthens
+        the reach by a segment, without limit, and layer n of a segment needs layer n of
+        the one before: segments are read one after the other.
         """
         if self.config.recurrence == "below":
             return kept

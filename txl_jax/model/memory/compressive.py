@@ -2,9 +2,9 @@
 
 C consecutive states that leave the memory become a slot of the compressed memory, whose
 oldest slots are lost in turn. Attention reads [compressed; memory; segment] in this
-order and counts distances in slots. Until C states can leave together, fewer than C,
-`pending_B`, stay in the memory beside its mem_len states, so that segments may have any
-length.
+order and counts distances in slots. Until C states can leave together, up to C - 1
+states (`pending_B`) stay in the memory beside its mem_len states, so that segments may
+have any length.
 
 Dims: M slots, the Z compressed ones, C - 1 for pending states, and the memory's; C
 states of a block, J blocks, P = J C states, K = M + L states.
@@ -54,7 +54,7 @@ class Compression(nn.Module):
         oldest_BL: Array,
         attention: Mapping[str, Any],
     ) -> tuple[Array, Array, Array]:
-        """Returns (h_BLD, new_BJD, error_B), of which the memory appends new slots.
+        """Returns (h_BLD, new_BJD, error_B); new_BJD are the new slots.
 
         oldest_BL: as for `Attention`, whose parameters are `attention`. error_B: see
         `CompressiveMemory`.
@@ -82,7 +82,7 @@ class Compression(nn.Module):
         states = Reconstruction(old_BPD, new_BJD, complete_BJ & seen_BJ, length_B)
         constant = {"params": jax.lax.stop_gradient(nn.unbox(attention))}
         result: Any = Attention(config, parent=None).apply(
-            constant, h_BLD, states, None, None, oldest_BL
+            constant, h_BLD, states, biases=None, R_RD=None, oldest_BL=oldest_BL
         )
         return h_BLD, jax.lax.stop_gradient(new_BJD), result[1]
 
@@ -94,11 +94,11 @@ def initial_mean(key: Array, shape: tuple[int, ...]) -> nn.LogicallyPartitioned:
 
 
 class Reconstruction(NamedTuple):
-    """What replaces a layer's memory to compare attention to old and new states.
+    """Replaces a layer's memory, to compare attention to old and to new states.
 
     The layer's own projections and norms are used, without a term for positions. Both
-    attentions read only the blocks that later queries may see, seen_BJ. Of the queries,
-    the first length_B count; the others are padding.
+    attentions read only the blocks that later queries may see, seen_BJ. Only the first
+    length_B queries count; the others are padding.
     """
 
     old_BPD: Array
@@ -198,7 +198,7 @@ class CompressiveMemory:
         length_B: Array | None = None,
         first_BL: Array | None = None,
     ) -> "CompressiveMemory":
-        """Returns the memory after a segment; `kept` is that of `Compression`."""
+        """Returns the memory after a segment; `kept`: the result of `Compression`."""
         h_NBLD, new_NBJD, error_NB = kept
         M, (B, L) = self.mem_len, h_NBLD.shape[1:3]
         if length_B is None:
@@ -226,8 +226,7 @@ class CompressiveMemory:
         pick_all = jax.vmap(pick, in_axes=(1, 0, 0, 0, 0), out_axes=1)
         h_NBMD = pick_all(h_NBKD, before_B, after_B, length_B, blocks_B)
 
-        # The visible ones of all states and of the compressed slots, before blocks of
-        # the former become slots.
+        # The visible states and compressed slots, before blocks of states become slots.
         states_B = jnp.minimum(self.filled_B, before_B)
         slots_B = self.filled_B - states_B
         states_B = states_B + length_B

@@ -29,8 +29,8 @@ from txl_jax.model.memory.protocol import Call, Kept, Kind, MemoryLike
 class TokenMemory:
     """The paper's memory, and the tokens that the newest segment has written.
 
-    written_B: whether a segment has written tokens_BWD; otherwise, the learned ones are
-        read in their place.
+    written_B: whether a segment has written tokens_BWD; otherwise, the learned tokens
+        are read instead.
     """
 
     text: Memory
@@ -104,7 +104,7 @@ class MemoryTokens(Kind):
         return tokens_WD.astype(config.compute_dtype)
 
     def open(self, memory: TokenMemory, call: Call) -> OpenTokens:
-        """Returns the memory as a call reads it; the parameter are learned tokens."""
+        """Returns the memory as a call reads it; its parameter is the learned tokens."""
         L, first_BL, length_B, learned_WD = call
         B = len(memory.written_B)
         if first_BL is None:
@@ -120,9 +120,9 @@ class MemoryTokens(Kind):
         W, M, L = len(opened.learned_WD), opened.memory.mem_len, h_BLD.shape[1]
         first_BL, length_B = opened.first_BL, opened.length_B
         read_BWD = opened.tokens_unless(first_BL[:, 0])
-        # These, too, would carry the end of one document into the next.
+        # Written tokens would also carry the end of one document into the next.
         write_BWD = opened.tokens_unless(last_start(length_B, first_BL) >= 0)
-        # They follow the last real token, instead of padding.
+        # The write tokens follow the last real token, instead of padding.
         follow = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
         h_BXD = jnp.concatenate([h_BLD, write_BWD], axis=1)
         h_BXD = jax.vmap(follow)(h_BXD, write_BWD, length_B)
@@ -137,7 +137,7 @@ class MemoryTokens(Kind):
     def leave(
         self, opened: OpenTokens, h_BTD: Array, kept: Array
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Returns (h_BLD, (the text's states, what is written))."""
+        """Returns (h_BLD, (the text's states, the written tokens))."""
         W = len(opened.learned_WD)
         L = h_BTD.shape[1] - 2 * W
         written_BWD = window(h_BTD[None], W + opened.length_B, W)[0]

@@ -10,7 +10,7 @@ from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Layout, Params
 
-# What the memory of a layer keeps of a segment; `append` takes that of all layers.
+# The arrays that a layer's memory keeps of a segment; `append` takes all layers'.
 Kept = Any
 
 
@@ -29,12 +29,11 @@ class LayerMemory(Protocol):
     ) -> tuple[Array, Kept]:
         """Returns (o_BLHA, what `CallMemory.append` takes) of a segment.
 
-        own: keys and values are those of h_BKD, queries those of the segment. A memory
-        that holds keys and values adds them, and their position terms. h_BKD are the
-        states `before` the segment, if any, and the layer's input, and x_BKD the same
-        as they are projected, with pre_lnorm normalized. `kernel` takes keys
-        in the order of time, not yet rotated; a memory in another order has a kernel of
-        its own.
+        own: the queries of the segment, the keys and values of h_BKD. A memory that
+        holds keys and values adds them, and their position terms. h_BKD are the states
+        `before` the segment, if any, and the layer's input; x_BKD are the same as they
+        are projected, normalized with pre_lnorm. `kernel` takes keys in the order of
+        time, not yet rotated; a memory in another order has its own kernel.
         """
 
 
@@ -44,7 +43,7 @@ class Call(NamedTuple):
     L: int
     first_BL: Array | None
     length_B: Array | None
-    parameter: Any  # of the kind, see `Kind.make_parameter`
+    parameter: Any  # from `Kind.make_parameter`
 
 
 class CallMemory(Protocol):
@@ -88,9 +87,9 @@ class Kind(abc.ABC):
     neither parameters nor losses.
     """
 
-    field = ""  # of ModelConfig, which is set for this kind; "" = the paper's
-    layout: Layout = "stacked"  # of fixed parameters
-    layer_axes: Any = 0  # of `CallMemory.layers`, in the scan over layers
+    field = ""  # the field of ModelConfig that selects this kind; "" = the paper's
+    layout: Layout = "stacked"  # the layout of fixed parameters
+    layer_axes: Any = 0  # axes of `CallMemory.layers`, for the scan over layers
     # Whether the tokens of a stream may lie on several devices.
     splits = False
     # Whether results depend on where segments begin.
@@ -161,7 +160,7 @@ class Kind(abc.ABC):
         return kept
 
     def added_losses(self, memory: Any, tokens_B: Array) -> dict[str, Array]:
-        """Returns the losses of the memory beside the nll, by their names in metrics.
+        """Returns the memory's losses, besides the nll, by their names in metrics.
 
         Each is a sum over streams, weighted by their scored tokens.
         """
