@@ -104,7 +104,7 @@ class MemoryTokens(Kind):
         return tokens_WD.astype(config.compute_dtype)
 
     def open(self, memory: TokenMemory, call: Call) -> OpenTokens:
-        """Returns the memory as a call reads it; its parameter is the learned tokens."""
+        """Returns the memory as a call reads it, with the learned tokens."""
         L, first_BL, length_B, learned_WD = call
         B = len(memory.written_B)
         if first_BL is None:

@@ -300,7 +300,7 @@ class Retrieval(HiddenStates):
         return gate_H
 
     def open(self, memory: RetrievalMemory, call: Call) -> OpenStore:
-        """Returns the memory as a call reads it; the call's parameter is the gates."""
+        """Returns the memory as a call reads it, with the gates."""
         L, first_BL, _, gate_H = call
         T, M, start_B = memory.k_BHTA.shape[2], memory.mem_len, memory.start_B
         time_BT = (jnp.arange(T) - start_B[:, None]) % T + M - T
