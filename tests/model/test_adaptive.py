@@ -26,7 +26,7 @@ from txl_jax.update.state import abstract_params
 
 V, L = 41, 29
 BOUNDS = [(0, 13), (13, 20), (20, V), (0, V)]
-# Blocks of one score, and of sizes that divide nothing.
+# Blocks of one score, and blocks whose sizes divide nothing.
 ONE = Limits(Block(1, 1, 1), Block(1, 1, 1))
 UNEVEN = Limits(Block(40, 8, 4), Block(24, 4, 3))
 # As on a GPU: one block of all rows for the expected tokens, or several.
@@ -78,7 +78,7 @@ def draw(B: int, L: int, D: int) -> tuple[Array, Array]:
 def test_blocks_add_up_to_the_dense_loss(
     changes: dict[str, Any], limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With targets in each of the clusters, and in all of them."""
+    """Targets are in one cluster, for each cluster, or in all of them."""
     monkeypatch.setattr(cluster, "CPU", limits)
     config, rng = tiny.config(vocab_size=V, **changes), np.random.default_rng(1)
     params = tiny.make_params(config)["embedding"]
@@ -123,7 +123,7 @@ MESHES = [(4, 1, 2), (1, 2, 4), (2, 1, 4)]
 
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    # In the quick suite one mesh for each vocabulary with clusters.
+    # The quick suite has one mesh for each vocabulary with clusters.
     [
         pytest.param(name, mesh, marks=() if m == n else pytest.mark.long)
         for n, name in enumerate(SPLIT)

@@ -53,7 +53,7 @@ def make_segments(config: ModelConfig) -> tuple[Any, Any, Any]:
     ids=lambda config: f"{config.compression} {config.kernel} {config.dtype}",
 )
 def test_segments_match_the_transcription(config: ModelConfig) -> None:
-    """With documents, padding, and blocks that one segment leaves incomplete."""
+    """There are documents, padding, and blocks that a segment leaves incomplete."""
     params = tiny.make_params(config)
     streams = [Stream(params, config) for _ in range(B)]
     memory = CompressiveMemory.empty(config, B)
@@ -95,7 +95,7 @@ def test_with_rate_1_it_is_a_longer_memory() -> None:
 
 
 def test_nothing_before_a_document_is_read() -> None:
-    """Not through the slot that mixes the end of one document with the next."""
+    """One slot mixes the end of one document with the start of the next."""
     params, after, start = tiny.make_params(CONV), [], 2
     for seed in (0, 1):
         memory, pieces = CompressiveMemory.empty(CONV, 1), []
@@ -116,7 +116,7 @@ def test_nothing_before_a_document_is_read() -> None:
 
 
 def test_the_compression_learns_from_its_error_alone() -> None:
-    """Its gradient by finite differences; that of all others is the nll's."""
+    """Finite differences give its gradient; other parameters have the nll's."""
     params = tiny.make_params(CONV)
     tokens_SBL = tiny.make_tokens(4 * B, L).reshape(4, B, L)
     memory = CompressiveMemory.empty(CONV, B)

@@ -1,4 +1,4 @@
-"""Dropout has the stated rate, and another mask in every call."""
+"""Dropout has the stated rate, and a different mask in every call."""
 
 from typing import Any
 
@@ -35,20 +35,20 @@ def test_dropout_keeps_the_mean_and_drops_at_the_rate() -> None:
 
 def test_dropping_before_relu_equals_dropping_after() -> None:
     x_BLD = jax.random.normal(jax.random.key(1), (B, L, D))
-    of_seed: Any = {"rngs": {"dropout": jax.random.key(0)}}
+    rngs: Any = {"dropout": jax.random.key(0)}
 
     def in_two(x_BLD: Any) -> Any:
-        return Dropout(RATE).apply({}, jax.nn.relu(x_BLD), **of_seed)
+        return Dropout(RATE).apply({}, jax.nn.relu(x_BLD), rngs=rngs)
 
     def in_one(x_BLD: Any) -> Any:
-        return Dropout(RATE, relu=True).apply({}, x_BLD, **of_seed)
+        return Dropout(RATE, relu=True).apply({}, x_BLD, rngs=rngs)
 
     y_BLD, pull = jax.vjp(in_one, x_BLD)
     expected_BLD, pull_two = jax.vjp(in_two, x_BLD)
     tiny.assert_close(y_BLD, expected_BLD)
     dy_BLD = jax.random.normal(jax.random.key(2), (B, L, D))
     tiny.assert_close(pull(dy_BLD), pull_two(dy_BLD))
-    # No mask waits for the backward pass.
+    # No mask is kept for the backward pass.
     assert not [leaf for leaf in jax.tree.leaves(pull) if leaf.dtype == bool]
     assert [leaf for leaf in jax.tree.leaves(pull_two) if leaf.dtype == bool]
     assert apply(Dropout(RATE, relu=True), -jnp.ones((1, 2)), seed=None).max() == 0
@@ -57,7 +57,7 @@ def test_dropping_before_relu_equals_dropping_after() -> None:
 
 
 def test_output_and_remembered_embeddings_are_after_dropout() -> None:
-    """The memory stores what the layers read. With all kinds of dropout."""
+    """The memory stores the layers' inputs. All kinds of dropout are on."""
     config = tiny.config(dropout=RATE, mem_len=L, variational=True, word_dropout=RATE)
     params, tokens_BL = tiny.make_params(config), tiny.make_tokens(B, L)
     memory, rngs = Memory.empty(config, B), {"dropout": jax.random.key(2)}

@@ -1,4 +1,4 @@
-"""Fast weights: their equations, and what passes between segments and documents.
+"""Fast weights follow their equations, between segments and documents too.
 
 Dims: S segments, B streams, L segment, T = S L tokens of a text, U values of a head.
 """
@@ -24,7 +24,7 @@ from txl_jax.model.txl import TransformerXL
 
 B, L, S = 2, 4, 6
 CONFIG = tiny.config(mem_len=3, fast_weights=True)
-# A query sees the same keys in any segments.
+# A query sees the same keys for any segments.
 EVEN = dataclasses.replace(CONFIG, same_length=True, same_length_self=True)
 ROTARY = dataclasses.replace(
     EVEN, position="rotary", d_head=4, pre_lnorm=True, **tiny.MODERN
@@ -59,7 +59,7 @@ def read(
 
 
 def one_by_one(S_BHUA: Any, *steps: Any) -> tuple[Any, Any]:
-    """Returns what `run` does, by a scan over tokens."""
+    """Returns the results of `run`, by a scan over tokens."""
 
     def step(S_BHUA: Any, now: Any) -> tuple[Any, Any]:
         q_BHA, k_BHA, v_BHU, rate_BHJ, start_B = now
@@ -97,7 +97,7 @@ def make_steps(L: int, common: float) -> tuple[Any, ...]:
     [(1, 0.0), (5, 0.0), (37, 4.0), pytest.param(128, 0.0, marks=pytest.mark.long)],
 )
 def test_chunks_are_a_scan_over_tokens(L: int, common: float) -> None:
-    """With gradients; documents start anywhere, and some steps write nothing."""
+    """So are gradients; documents start anywhere, and some steps write nothing."""
     *arrays, start_BL = make_steps(L, common)
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(B, L, 2, 8)))
 
@@ -118,7 +118,7 @@ def test_chunks_are_a_scan_over_tokens(L: int, common: float) -> None:
     ids=["short memory", "long memory"],
 )
 def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
-    """With documents that start anywhere, and padding."""
+    """There is padding, and documents start anywhere."""
     params = tiny.make_params(config)
     nll_BT, _ = read(config, params, choose_kind(config).empty(B), length_SB=LENGTH_SB)
     for b in range(B):
@@ -138,7 +138,7 @@ def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
     ids=lambda x: x.position,
 )
 def test_any_segments_and_any_memory_give_the_same(config: ModelConfig) -> None:
-    """States, keys and values, and rings; short segments, joined ones and tokens."""
+    """Memories are states, keys and values, or rings; segments have any length."""
     params = tiny.make_params(config)
     expected_BT, after = read(config, params, choose_kind(config).empty(B))
     for tgt_len in (3, S * L):
@@ -168,7 +168,7 @@ def test_several_segments_in_a_call_are_segments_one_after_the_other() -> None:
 
 
 def test_documents_and_padding_leak_nothing() -> None:
-    """No bit of what follows a start depends on what precedes it, nor on padding."""
+    """No bit after a document's start depends on earlier tokens or on padding."""
     params = tiny.make_params(CONFIG)
     other_BT = TOKENS_BT.copy()
     other_BT[0, :13] = other_BT[1, :22] = 7
@@ -223,7 +223,7 @@ def test_the_matrices_are_float32_in_bfloat16_models() -> None:
 
 
 def test_gradients_pass_the_segments_of_a_call() -> None:
-    """By differences of the oracle; none passes into the memory before the call."""
+    """Finite differences agree; none passes into the memory before the call."""
     params = jax.tree.map(lambda x: x.astype(np.float64), tiny.make_params(CONFIG))
     memory = choose_kind(CONFIG).empty(B)
 

@@ -22,7 +22,7 @@ from txl_jax.update.state import abstract_params
 pytestmark = pytest.mark.exact_bits
 
 B, L, M = 4, 32, 48
-# Products far above the elementwise work, which the compiler counts as well.
+# Products far exceed the elementwise work, which the compiler also counts.
 SIZES: dict[str, Any] = dict(vocab_size=512, n_layer=2, d_model=256, n_head=4)
 SIZES |= dict(d_head=64, d_inner=512, mem_len=M, dropout=0.0, unroll=2)
 MODEL = ModelConfig(**SIZES)
@@ -63,8 +63,8 @@ def counted(config: ModelConfig) -> float:
 def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> None:
     config = dataclasses.replace(MODEL, **changes)
     needed = flops.needed_flops(config, B, L, training=True)
-    # The softmax recomputes its scores. Of a loop over the blocks of the tokens of a
-    # cluster, the compiler counts the body once.
+    # The softmax recomputes its scores. The compiler counts the body of the loop over
+    # a cluster's blocks of tokens once.
     _, scored = flops.vocabulary_products(config, B * L)
     head = 2 * B * L * 256 * (config.cutoffs[0] + 2 if config.cutoffs else 512)
     tails = 2 * B * L * (128 * 128 + 64 * 256) if config.cutoffs else 0
@@ -83,19 +83,19 @@ def test_flops_by_hand() -> None:
     softmax = 2 * 14 * 4 * 10
     needed = 3 * (2 * own + softmax) + 2 * 2 * memory
     assert flops.needed_flops(small, 2, 7, training=True) == needed
-    # Of three segments that are computed together, one reads the memory.
+    # Only one of three segments that are computed together reads the memory.
     joined = flops.needed_flops(small, 2, 7, training=True, together=3)
     assert 3 * joined == pytest.approx(3 * needed - 2 * 2 * 2 * memory)
     # Evaluation has keys and values already.
     assert flops.needed_flops(small, 2, 7, training=False) == 2 * own + softmax
     same = dataclasses.replace(small, recurrence="same")
     assert flops.needed_flops(same, 2, 7, training=True) == needed
-    outputs = 3 * 2 * 7 * 2 * 2 * 4 * 2  # keys and values of these, too
+    outputs = 3 * 2 * 7 * 2 * 2 * 4 * 2  # also keys and values of outputs
     assert flops.needed_flops(same, 2, 7, training=False) == 2 * own + softmax + outputs
 
 
 def test_flops_of_retrieval_by_hand() -> None:
-    """The search has no backward pass; of what it finds, queries have gradients."""
+    """The search has no backward pass; attention to its results has the queries'."""
     base = dataclasses.replace(MODEL, mem_len=6)
     config = dataclasses.replace(base, retrieval_len=90, retrieval_top_k=5)
     L = 7

@@ -74,12 +74,12 @@ def place(mesh: Mesh, config: ModelConfig, *args: Any) -> Any:
 def test_losses_gradients_and_memories_are_those_of_one_device(
     sizes: MeshConfig, changes: dict[str, Any]
 ) -> None:
-    """In two calls, of which the second ends in padding."""
+    """There are two calls; the second ends in padding."""
     config = tiny.config(**changes)
     grad, mesh = make_grad(config), make_mesh(sizes)
     params, memory = tiny.make_params(config), Memory.empty(config, B)
     split = memory
-    # Seed 0 differs by 5e-5 on this mesh without pieces, too.
+    # Seed 0 differs by 5e-5 on this mesh even without pieces.
     for seed, length_B in enumerate(([T] * B, [T, T // 2 + 1, 2, 0]), 1):
         segment, key = make_segment(seed, length_B), jax.random.key(seed)
         if config.initial_memory == "zeros":

@@ -16,7 +16,7 @@ from txl_jax.update.state import abstract_params, init_params
 SIZES: dict[str, Any] = dict(vocab_size=3000, cutoffs=(1000, 2000), div_val=2)
 SIZES |= dict(n_layer=1, d_model=64, n_head=4, d_head=32, d_inner=128)
 SIZES |= dict(init_std=0.05, untie_r=True)
-# Of the generators, rbg compiles fastest.
+# The generator rbg compiles fastest.
 KEY = jax.random.key(0, impl="rbg")
 WEIGHTS = {"q", "k", "v", "r", "o", "kernel", "u", "w", "table_0", "table_1", "table_2"}
 
@@ -42,7 +42,7 @@ def test_parameters_have_the_distributions_of_their_family(family: Any) -> None:
 
 
 def test_gated_layers_have_as_many_parameters_as_plain_ones() -> None:
-    """But for the rounding of their size, here none, and the gate's biases."""
+    """Only the gate's biases differ, since the size here needs no rounding."""
 
     def count(feed_forward: str) -> int:
         config = tiny.config(d_inner=48, feed_forward=feed_forward)
@@ -52,7 +52,7 @@ def test_gated_layers_have_as_many_parameters_as_plain_ones() -> None:
 
 
 def test_the_initial_gate_is_nearly_closed() -> None:
-    """Without weights g is (1 - z) x with z = s(-2)."""
+    """With zero weights, g is (1 - z) x with z = s(-2)."""
     config = tiny.config(**tiny.GATED)
     x_BLD = np.random.default_rng(0).normal(size=(2, 4, tiny.D)).astype(np.float32)
     params = Gate(config).init(jax.random.key(0), x_BLD, x_BLD)["params"]

@@ -49,9 +49,9 @@ def read(config: ModelConfig) -> Any:
     ids=str,
 )
 def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
-    """Segments with documents and padding first, then one token after the other.
+    """Segments with documents and padding come first, then single tokens.
 
-    With same-layer recurrence a token alone would be a segment: it is refused.
+    With same-layer recurrence a single token would be a segment: it is refused.
     """
     config = tiny.config(mem_len=M, **changes)
     params = tiny.make_params(config)

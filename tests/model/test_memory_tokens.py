@@ -111,7 +111,7 @@ def test_several_segments_in_a_call_are_read_one_by_one() -> None:
 
 
 def test_documents_and_padding_leak_nothing() -> None:
-    """No bit after a start depends on earlier tokens, nor on padding or its place."""
+    """No bit after a document's start depends on earlier tokens or on padding."""
     params = tiny.make_params(CONFIG)
     one, (two, three) = TOKENS_SBL, (TOKENS_SBL.copy(), TOKENS_SBL.copy())
     two[:2, 1], three[:4, 1], three[4, 1, :2] = 7, 7, 7
@@ -134,7 +134,7 @@ def test_documents_and_padding_leak_nothing() -> None:
 
 
 def test_gradients_cross_as_many_segments_as_are_set() -> None:
-    """By differences of the oracle, whose memory is constant before each G segments."""
+    """In the oracle's differences, the memory before each G segments is constant."""
     params: Params = tiny.make_params(CONFIG)
     params = jax.tree.map(lambda x: x.astype(np.float64), params)
     shape = 2 * G, B, L
@@ -156,7 +156,7 @@ def test_gradients_cross_as_many_segments_as_are_set() -> None:
     given = params, choose_kind(CONFIG).empty(B), segments, jax.random.key(0)
     sums, _ = jax.jit(find)(*given)
 
-    # Before each segment: the streams, of which only the tokens are not constant.
+    # The streams before each segment; only their memory tokens are not constant.
     before: list[list[Stream]] = []
     ready, total = streams(CONFIG, params), 0.0
     for s in range(2 * G):

@@ -1,4 +1,4 @@
-"""Several segments read in one call give what reading one after the other gives.
+"""Several segments in one call give the results of one after the other.
 
 Dims: B streams, S segments of L tokens, T = S L tokens of the call under test.
 """
@@ -40,7 +40,7 @@ CASES = [(changes, KINDS[i % 3], *SIZES[i % 4]) for i, changes in enumerate(VARI
 def test_segments_of_one_call_match_many(
     changes: dict[str, Any], kind: str, S: int, L: int
 ) -> None:
-    """With documents that start anywhere and padding at the end, twice in a row."""
+    """There are two calls, with padding at the end; documents start anywhere."""
     T = S * L
     config = tiny.config(**changes)
     params = tiny.make_params(config)

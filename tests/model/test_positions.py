@@ -19,7 +19,7 @@ LONG = 5e-4
 
 @pytest.mark.parametrize("clamp_len", [0, 300])
 def test_bfloat16_distinguishes_distances_beyond_256(clamp_len: int) -> None:
-    """They would not in bfloat16, whatever the dtype of the computation."""
+    """Encodings are float32 for every dtype: bfloat16 could not distinguish them."""
     config = tiny.config(d_model=16, dtype="bfloat16", clamp_len=clamp_len)
     R_RD = encode_distances(config, 4097)
     assert R_RD.dtype == jnp.float32
@@ -29,7 +29,7 @@ def test_bfloat16_distinguishes_distances_beyond_256(clamp_len: int) -> None:
 
 
 def test_buckets_are_those_of_t5() -> None:
-    """The first distance of each, as published for 32 buckets up to distance 128."""
+    """Their first distances are published for 32 buckets up to distance 128."""
     first = [*range(16), *(16, 19, 21, 24, 27, 31, 35, 40)]
     first += [46, 52, 59, 67, 77, 87, 99, 113]
     for distance in range(1000):

@@ -68,7 +68,7 @@ def test_the_reach_of_retrieval_matches_masks(N: int, M: int, L: int, T: int) ->
 
 @pytest.mark.parametrize("M, L", [(4, 3), (4, 4)])
 def test_gradients_reach_as_far_as_the_masks(M: int, L: int) -> None:
-    """In a call of several segments, to a token's embedding; no token occurs twice.
+    """A call of several segments has gradients of tokens, which occur once each.
 
     The second stream has a document that starts inside the reach.
     """

@@ -1,4 +1,4 @@
-"""A layer that retrieves: its equations, and what its store lets through.
+"""A layer that retrieves follows its equations, between documents too.
 
 Dims: S segments, B streams, L segment, T = S L tokens of a text, X candidates.
 """
@@ -28,7 +28,7 @@ from txl_jax.model.txl import TransformerXL
 B, L, S = 2, 4, 6
 STORE: dict[str, Any] = {"mem_len": 3, "retrieval_len": 9, "retrieval_top_k": 2}
 CONFIG = tiny.config(**STORE)
-# A query sees the same keys in any segments.
+# A query sees the same keys for any segments.
 EVEN = tiny.config(**STORE, same_length=True, same_length_self=True)
 TOKENS_BT = tiny.make_tokens(B, S * L + 1)
 FIRST_BT = np.zeros((B, S * L), bool)
@@ -74,7 +74,7 @@ def streams(config: ModelConfig, params: Params) -> list[Stream]:
     ids=["paper", "modern"],
 )
 def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
-    """With documents that start anywhere, and padding."""
+    """There is padding, and documents start anywhere."""
     params = tiny.make_params(config)
     nll_BT, _ = read(config, params, choose_kind(config).empty(B), length_SB=LENGTH_SB)
     for b, stream in enumerate(streams(config, params)):
@@ -86,7 +86,7 @@ def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
 
 
 def test_any_segments_and_any_memory_give_the_same() -> None:
-    """States, keys and values, and rings; short segments, joined ones and tokens."""
+    """Memories are states, keys and values, or rings; segments have any length."""
     params = tiny.make_params(EVEN)
     expected_BT, _ = read(EVEN, params, choose_kind(EVEN).empty(B))
     for tgt_len in (3, S * L):
@@ -110,7 +110,7 @@ def test_any_segments_and_any_memory_give_the_same() -> None:
 
 
 def test_documents_and_padding_leak_nothing() -> None:
-    """No bit of what follows a start depends on what precedes it, nor on padding."""
+    """No bit after a document's start depends on earlier tokens or on padding."""
     params = tiny.make_params(CONFIG)
     other_BT = TOKENS_BT.copy()
     other_BT[0, :13] = other_BT[1, :22] = 7
@@ -142,7 +142,7 @@ def test_closed_gates_change_no_bit() -> None:
 
 
 def candidates(X: int = 11, dtype: Any = np.float32) -> Candidates:
-    """Returns random queries, which may take the keys of times 0 to i + X - L."""
+    """Returns random queries; query i may take the keys of times 0 to i + X - L."""
     rng = np.random.default_rng(3)
     q_BLHA, k_BHXA, v_BHXA = (
         jnp.asarray(rng.normal(size=shape), dtype)
@@ -184,7 +184,7 @@ def test_queries_in_parts_and_without_candidates(
 
 
 def test_gradients_of_gates_and_queries() -> None:
-    """By differences of the oracle, whose memory and store are constants."""
+    """Finite differences agree; the oracle's memory and store are constants."""
     params = jax.tree.map(lambda x: x.astype(np.float64), tiny.make_params(CONFIG))
     memory: Any = choose_kind(CONFIG).empty(B)
     begin, n = 3 * L, CONFIG.retrieval_index

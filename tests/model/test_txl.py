@@ -33,7 +33,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"same_length": True, "same_length_self": True, "mem_len": 3},
     {**CLUSTERS, "tie_weights": False, "proj_same_dim": False},
     {"position": "shaw", "n_position": 5},
-    # With fewer distances than keys, which this kernel does not support.
+    # Fewer distances than keys, which this kernel does not support.
     {"position": "shaw_biased", "n_position": 20, "clamp_len": 3, "kernel": "chunked"},
     {"position": "none", "pre_lnorm": True},
     {**tiny.T5, "kernel": "chunked", **tiny.GATED},
@@ -63,7 +63,7 @@ OTHERS: list[dict[str, Any]] = [
     ids=str,
 )
 def test_segments_agree_with_the_reference(changes: dict[str, Any]) -> None:
-    """With documents and padding, each segment with the memory of those before."""
+    """There are documents and padding, and a memory of earlier segments."""
     config, rng = tiny.config(**changes), np.random.default_rng(2)
     params = tiny.make_params(config)
     settings = tiny.reference_settings(config)
@@ -97,13 +97,13 @@ def test_segments_agree_with_the_reference(changes: dict[str, Any]) -> None:
 
 
 def partly_filled() -> Memory:
-    """Returns a memory of fewer tokens than it has slots for."""
+    """Returns a memory with fewer tokens than slots."""
     return tiny.read(tiny.CONFIG, PARAMS, tiny.make_tokens(B, 3, 3), 3)[1]
 
 
 def read_with_dropout(config: ModelConfig, seed: int | None) -> Any:
     memory = partly_filled()
-    # Of the generators, rbg compiles fastest.
+    # The generator rbg compiles fastest.
     rngs = {} if seed is None else {"dropout": jax.random.key(seed, impl="rbg")}
     tokens_BL, targets_BL = tiny.make_tokens(B, L), tiny.make_tokens(B, L, 2)
     return tiny.apply(
@@ -114,7 +114,7 @@ def read_with_dropout(config: ModelConfig, seed: int | None) -> Any:
 def test_dropout_is_on_if_and_only_if_its_rng_is_passed() -> None:
     off_BL, memory = read_with_dropout(tiny.CONFIG, None)
     tiny.assert_equal(read_with_dropout(DROPOUT, None), (off_BL, memory))
-    # `test_dropout` has the other dropout, which is not of attention weights.
+    # `test_dropout` tests the other dropout, which is not of attention weights.
     config = tiny.config(dropatt=0.3)
     on_BL, other_BL = (np.asarray(read_with_dropout(config, n)[0]) for n in (0, 1))
     assert (np.abs(on_BL - off_BL) > 1e-3).any(axis=1).all()
@@ -122,7 +122,7 @@ def test_dropout_is_on_if_and_only_if_its_rng_is_passed() -> None:
 
 
 def test_dropout_is_placed_as_in_the_original_code() -> None:
-    """On embeddings and output, on R, and in each layer three times."""
+    """It is on embeddings and output, on R, and three times in each layer."""
     calls = []
 
     def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -231,7 +231,7 @@ def test_kept_products_are_not_computed_again() -> None:
 
 
 def test_embeddings_replace_tokens() -> None:
-    """To the bit in one program, with documents, padding and dropout."""
+    """No bit changes in one program, with documents, padding and dropout."""
     apply = functools.partial(TransformerXL(DROPOUT).apply, {"params": PARAMS})
     segment: Any = {"first_BL": np.eye(B, L, dtype=bool), "length_B": np.full(B, 2)}
     segment["rngs"] = {"dropout": jax.random.key(3, impl="rbg")}

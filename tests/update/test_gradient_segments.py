@@ -49,7 +49,7 @@ def options(G: int) -> TrainConfig:
 def in_sequence(config: ModelConfig, G: int) -> Sums:
     """Returns the results of reading 2 G segments one after the other, in float64.
 
-    Within each half, the memory passes gradients on, as the paper's does not.
+    Within each half, unlike in the paper, gradients pass through the memory.
     """
     model = TransformerXL(dataclasses.replace(config, dtype="float32", **PLAINLY))
     segments, key = make_segments(2 * G), jax.random.key(0)
@@ -104,7 +104,7 @@ def visible(memory: Memory) -> np.ndarray:
     ids=str,
 )
 def test_gradients_pass_through_the_memory(changes: dict[str, Any], G: int) -> None:
-    """The third of the segments is a tail, after which documents start."""
+    """The third segment is a tail; documents start after it."""
     model = TransformerXL(tiny.config(**changes))
     tolerance = tiny.BFLOAT16 if "dtype" in changes else tiny.FLOAT32
     args = PARAMS, Memory.empty(model.config, B), make_segments(2 * G)
@@ -125,7 +125,7 @@ def test_gradients_pass_through_the_memory(changes: dict[str, Any], G: int) -> N
 
 @pytest.mark.parametrize("name", ["lamb", "muon"])
 def test_an_optimizer_gets_the_gradient_across_segments(name: str) -> None:
-    """Its update is that of the gradient of segments read one after the other."""
+    """Its update equals the update for segments read one after the other."""
     rates = dataclasses.replace(OPTIM, optimizer=name, schedule="constant", lr=0.5)
     optimizer, schedule = make_optimizer(rates), make_schedule(rates, 96)
     state, segments = make_state(PLAIN, optimizer), make_segments(4)
@@ -144,7 +144,7 @@ def test_an_optimizer_gets_the_gradient_across_segments(name: str) -> None:
 
 
 def test_one_gradient_segment_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program is textually that of a model that cannot join segments."""
+    """The program has the same text as one without `join`."""
     memory, key = Memory.empty(DROPOUT, B), jax.random.key(0)
 
     def text(G: int) -> str:

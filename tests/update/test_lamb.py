@@ -13,7 +13,7 @@ from txl_jax.update.options import OptimConfig
 
 
 def tensors(values: dict[str, Array]) -> dict[str, Array]:
-    """Returns a flat tree as the tensors that NVIDIA's code has, each flat."""
+    """Returns a flat tree as the tensors of NVIDIA's code, each flattened."""
     result = {}
     for name, x in values.items():
         if name.startswith("layers/") or name == "u":
@@ -34,7 +34,7 @@ def tensors(values: dict[str, Array]) -> dict[str, Array]:
 def test_updates_match_nvidias_lamb(
     decay: float, epsilon: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over several steps, tensor by tensor; weights of all lengths, zero included."""
+    """Several steps agree, tensor by tensor, for weights of all norms, even zero."""
     monkeypatch.setattr("txl_jax.update.optim.LAMB_EPSILON", epsilon)
     config = OptimConfig(optimizer="lamb", weight_decay=decay, clip=0.0)
     values, lr, steps = draw_variants(0, 0.7), 0.3, 4

@@ -24,7 +24,7 @@ def cosine(step: int, steps: int) -> float:
     return 0.1 + 0.9 * (1 + math.cos(math.pi * step / steps)) / 2
 
 
-# What follows the warm-up, divided by lr, after s updates. The PyTorch codes set the
+# Rates after the warm-up, divided by lr, after s updates. The PyTorch codes set the
 # rate of step s after update s; TensorFlow's step counts from 0, as here.
 AFTER: dict[str, Callable[[int, int], float]] = {
     "constant": lambda s, warmup: 1.0,
@@ -84,7 +84,7 @@ def test_updates_are_adam_of_clipped_gradients(
     config = OptimConfig(clip=clip)
     gradients = make_gradients(5)
     norms = [norm(gradient) for gradient in gradients]
-    # Of the clips one does nothing, one acts always and one sometimes.
+    # One clip does nothing, one always acts and one sometimes.
     assert 0.25 < norms[0] < 30 < norms[-1]
     first = second = jax.tree.map(np.zeros_like, PARAMS)
     for k, actual in enumerate(updates(config, PARAMS, gradients), start=1):
@@ -156,7 +156,7 @@ def orthogonal(x_IO: Array) -> Array:
 
 
 def test_muon_makes_the_matrices_of_the_layers_orthogonal() -> None:
-    """Each layer's alone; all other parameters have Adam's update."""
+    """Each layer has its own step; all other parameters have Adam's update."""
     params, gradient = nested(draw_variants(0, 1.0)), nested(draw_variants(1, 1.0))
     config = OptimConfig(optimizer="muon", clip=0.0)
     state: Any = jax.eval_shape(make_optimizer(config).init, params)

@@ -31,9 +31,9 @@ B, L, G, C = 4, 4, 2, 2
 PARAMS: Any = tiny.make_params()
 PLAIN = tiny.CONFIG
 DROPOUT = tiny.config(dropout=0.2, dropatt=0.2, mem_len=G * L)
-# Some gradients are zero but for rounding: cosines of low frequencies are one at all
-# distances, and the softmax ignores what all keys share. Adam would make full updates
-# of them, were its epsilon not far above rounding.
+# Some gradients are zero except for rounding: cosines of low frequencies are one at all
+# distances, and the softmax ignores terms that all keys share. Adam would turn them
+# into full updates if its epsilon were not far above rounding.
 OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, asgd_from=1)
 with pytest.MonkeyPatch.context() as patch:
     patch.setattr("txl_jax.update.optim.EPSILON", 1e-3)
@@ -41,7 +41,7 @@ with pytest.MonkeyPatch.context() as patch:
 AVERAGE = make_average(OPTIM)
 # Its update is the gradient itself, so that gradients can be read off the parameters.
 SGD = optax.identity()
-SGD_RATE = 0.1  # of 1, the second update would make much of the first one's rounding
+SGD_RATE = 0.1  # with 1, the second update would amplify the rounding of the first
 Step = Callable[[TrainState, Segment], tuple[TrainState, dict[str, jax.Array]]]
 
 
@@ -88,8 +88,8 @@ ONE_STEP = make_step(DROPOUT, make_config())
 def make_segments(S: int, batch_size: int = B, half_loss: bool = False) -> Segment:
     """Returns S segments: 10 or 11 tokens in each stream, then the next epoch.
 
-    So the third segment is a tail, with 2 or 3 real tokens, and the fourth begins
-    documents.
+    The third segment is therefore a tail with 2 or 3 real tokens, and documents start
+    with the fourth.
     """
     tokens = tiny.make_tokens(1, 10 * batch_size + batch_size // 2 + 1)[0]
     streams = Streams(tokens, batch_size, L, half_loss=half_loss)
@@ -120,7 +120,7 @@ def nll_memory_and_gradient(params: Any, memory: Memory, segment: OneSegment) ->
 def test_one_call_of_many_updates_equals_many_calls_of_one() -> None:
     """Except for rounding: quick compilation may fuse the same sums differently.
 
-    Of users' programs, `tests/promises/test_resume_is_exact.py` compares the bits.
+    `tests/promises/test_resume_is_exact.py` compares the bits of users' programs.
     """
     segments, state = make_segments(2 * G), make_state(DROPOUT)
     expected, expected_metrics = state, []
@@ -162,7 +162,7 @@ def test_segments_and_chunks_draw_different_dropout() -> None:
 
 @pytest.mark.parametrize("half_loss", [False, True])
 def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
-    """Two updates in parts; the second has a tail, so fewer tokens."""
+    """There are two updates in parts; the second has a tail, so fewer tokens."""
     segments = make_segments(2 * G, half_loss=half_loss)
     state = make_state(PLAIN, SGD)
     step = make_step(PLAIN, make_config(updates=2), SGD)
@@ -188,7 +188,7 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
     tiny.assert_close(actual.params, params)
     tiny.assert_close(actual.memory, memory)
     assert actual.step == 2
-    # As in a copying task, of which only answers are scored.
+    # As in a copying task, where only answers are scored.
     nothing = segments._replace(weights_SBL=0 * segments.weights_SBL)
     after, metrics = step(state, nothing)
     assert metrics["skipped"].tolist() == [False, False]
@@ -198,7 +198,7 @@ def test_an_update_is_the_mean_over_its_scored_tokens(half_loss: bool) -> None:
 
 
 def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
-    """A single part's have half the bytes; several are added up in float32."""
+    """A single part's gradients have half the bytes; several add up in float32."""
     model = TransformerXL(dataclasses.replace(PLAIN, dtype="bfloat16"))
     memory, key = Memory.empty(model.config, B), jax.random.key(0)
     one = make_segments(1)
@@ -218,7 +218,7 @@ def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
 
 
 def poison_memory(state: TrainState) -> TrainState:
-    """Returns the state with a memory that makes the loss not a number."""
+    """Returns the state with a memory that makes the loss NaN."""
     assert isinstance(state.memory, Memory)
     h_NBMD = jnp.full(state.memory.h_NBMD.shape, jnp.nan, jnp.float32)
     memory = Memory(h_NBMD, jnp.full(B, state.memory.mem_len, jnp.int32))
