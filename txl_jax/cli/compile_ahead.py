@@ -39,13 +39,8 @@ class Steps(NamedTuple):
     evaluation: Compiled | UserError
 
 
-def compile_ahead(config: Config) -> Json:
-    """Compiles the steps for compile.topology, and returns their costs."""
-    return describe(compile_steps(config))
-
-
 def compile_steps(config: Config) -> Steps:
-    """Compiles both steps, and reports the memory of each."""
+    """Compiles both steps for compile.topology, and reports the memory of each."""
     options = config.compile
     tpus = lower.find_slices(options.topology, options.slices)
     devices = lower.find_devices(tpus)

@@ -60,15 +60,15 @@ class Attention(nn.Module):
         self,
         h_BLD: Array,
         layer: LayerMemory,
-        biases: dict[str, Array] | None,
-        R_RD: Array | None,
         oldest_BL: Array,
+        biases: dict[str, Array] | None = None,
+        R_RD: Array | None = None,
     ) -> tuple[Array, Kept]:
         """Returns (h_BLD after the sublayer, what the layer's memory keeps).
 
-        biases [H, A] and R_RD belong to the position scheme; biases = None if the
-        memory has the position terms. With pre_lnorm, memory and segment are normalized
-        and the residual adds the raw input; otherwise the sum is normalized.
+        biases [H, A] and R_RD belong to the position scheme; None if the memory has the
+        position terms. With pre_lnorm, memory and segment are normalized and the
+        residual adds the raw input; otherwise the sum is normalized.
         """
         config = self.config
         make = weights(self)

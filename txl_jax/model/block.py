@@ -73,15 +73,15 @@ class Block(nn.Module):
         self,
         h_BLD: Array,
         layer: LayerMemory,
-        biases: dict[str, Array] | None,
-        R_RD: Array | None,
         oldest_BL: Array,
+        biases: dict[str, Array] | None = None,
+        R_RD: Array | None = None,
     ) -> tuple[Array, Kept]:
         """Returns (the layer's output, what its memory keeps); see `Attention`."""
         if make_inputs := SCHEMES[self.config.position].inputs:
             h_BLD += make_inputs(self.config, weights(self), h_BLD.shape[1])
         attention = Attention(self.config, self.layout, name="attention")
-        h_BLD, kept = attention(h_BLD, layer, biases, R_RD, oldest_BL)
+        h_BLD, kept = attention(h_BLD, layer, oldest_BL, biases, R_RD)
         h_BLD = FeedForward(self.config, self.layout, name="feed_forward")(h_BLD)
         params, keep = attention.variables["params"], choose_kind(self.config).keep
         return h_BLD, keep(layer, kept, h_BLD, oldest_BL, dict(params))

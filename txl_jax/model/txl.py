@@ -44,7 +44,7 @@ class TransformerXL(nn.Module):
                 rematerialize(Block, config),
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
-                in_axes=(self.kind.layer_axes, 0, nn.broadcast, nn.broadcast),
+                in_axes=(self.kind.layer_axes, nn.broadcast, 0, nn.broadcast),
                 length=config.n_layer,
                 unroll=count_unrolled(config),
                 metadata_params={nn.PARTITION_NAME: "N"},
@@ -127,9 +127,7 @@ class TransformerXL(nn.Module):
         if self.layout == "separate":
             entries = []
             for block, layer in zip(self.layers, layers, strict=True):
-                h_BLD, kept = block(
-                    h_BLD, layer, biases=None, R_RD=None, oldest_BL=oldest_BL
-                )
+                h_BLD, kept = block(h_BLD, layer, oldest_BL)
                 entries.append(kept)
             return h_BLD, entries
         dtype = self.config.compute_dtype
@@ -138,7 +136,7 @@ class TransformerXL(nn.Module):
         if self.scheme.encoding:
             R_RD = self.scheme.encoding(self.config, M + T).astype(dtype)
             R_RD = self.drop_R(R_RD)[-(M + h_BLD.shape[1]) :]
-        return self.layers(h_BLD, layers, biases, R_RD, oldest_BL)
+        return self.layers(h_BLD, layers, oldest_BL, biases, R_RD)
 
     def nll(
         self,

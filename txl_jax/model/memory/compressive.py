@@ -81,9 +81,8 @@ class Compression(nn.Module):
         seen_BJ = start_B[:, None] + end_J - C >= oldest_B1
         states = Reconstruction(old_BPD, new_BJD, complete_BJ & seen_BJ, length_B)
         constant = {"params": jax.lax.stop_gradient(nn.unbox(attention))}
-        result: Any = Attention(config, parent=None).apply(
-            constant, h_BLD, states, biases=None, R_RD=None, oldest_BL=oldest_BL
-        )
+        attend: Any = Attention(config, parent=None).apply
+        result = attend(constant, h_BLD, states, oldest_BL)
         return h_BLD, jax.lax.stop_gradient(new_BJD), result[1]
 
 
