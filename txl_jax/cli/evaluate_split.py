@@ -35,7 +35,7 @@ from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
 
-STATISTICS = "dynamic.npz"  # r of every parameter, and a key of what it depends on
+STATISTICS = "dynamic.npz"  # r of every parameter, and a key of its inputs
 DECIMALS = 2  # the paper's, for perplexities; smaller gains do not count
 WIDTH = 12  # characters in the first column of a sweep's table
 SCORES = ("nll", "ppl", "bpc", "tokens", "cold_tokens", "seconds")

@@ -118,7 +118,7 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
 
 
 def check_kernel(config: Config) -> Config:
-    """Returns the config with the kernel `xla` if `auto` would take a wrong one.
+    """Returns the config with the kernel `xla` if `auto` would take a faulty one.
 
     Where `auto` means `tpu`, that kernel is compared with `xla` on this device first.
     """

@@ -115,7 +115,7 @@ def score_documents(
             f"score.path = {config.path!r} has no token after another: give more text, "
             r"or a token before it, --prefix=$'\n'"
         )
-    word = None  # the vocabulary refuses what it lacks
+    word = None  # the vocabulary refuses unknown text
     if vocab.unknown >= 0:
         word = vocab.decode([vocab.unknown]) or str(vocab.unknown)
     if unknown:

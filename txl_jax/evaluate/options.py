@@ -115,8 +115,7 @@ class EvalConfig:
     sweep: str = field(
         "",
         help="Values to compare: FIELD=a,b,c; cold_start=TOKENS, the loss by tokens "
-        "since a cold start; in the mode speed mem_len=a,b,c (empty: those of Table "
-        "9).",
+        "since a cold start; in the mode speed mem_len=a,b,c (empty: Table 9's).",
     )
 
     def __post_init__(self) -> None:

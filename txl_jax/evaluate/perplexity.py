@@ -29,7 +29,7 @@ Evaluate = Callable[[Params, np.ndarray, ShowProgress], Json]
 def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Reader:
     """Returns the reader of summed nlls in nats, for `Streams` of config.streams.
 
-    The softmax is computed for the newest tgt_len tokens of a segment, not for those
+    The softmax is computed for the newest tgt_len tokens of a segment, not for tokens
     that are read again.
     """
     L = config.tgt_len

@@ -52,7 +52,7 @@ class Document(NamedTuple):
 
     name: str
     tokens_T: np.ndarray
-    bytes: int  # of the original text
+    bytes: int  # the size of the original text
 
 
 class Places(NamedTuple):
@@ -132,7 +132,9 @@ class TextReader:
         self.share = choose_kind(self.model_config).restarts and not (
             config.ext_len or scheme.embeddings or scheme.inputs
         )
-        self.make_reader(1, config.segments_per_step)  # raises what a call would
+        self.make_reader(
+            1, config.segments_per_step
+        )  # raises the errors of later calls
 
     def read(
         self, params: Params, texts: Iterable[np.ndarray], prefix_T: np.ndarray

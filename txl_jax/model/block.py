@@ -48,7 +48,7 @@ class FeedForward(nn.Module):
 
         norm = feature_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
-        # Named before the ReLU, too: without dropout its backward pass uses this.
+        # Also named before the ReLU: without dropout its backward pass uses this.
         x_BLF = checkpoint_name(dense("in", "DF", "D", "F")(x_BLD), "hidden")
         if config.gated:
             activation = ACTIVATIONS[config.feed_forward]

@@ -47,8 +47,8 @@ def only(segments: Segment) -> OneSegment:
 def join(segments: Segment, count: int) -> Segment:
     """Joins every `count` consecutive segments, into S / count of count L tokens.
 
-    Padding inside them, as at the end of an epoch, counts as real: what follows it must
-    be empty or start a document, which sees nothing before it.
+    Padding inside them, as at the end of an epoch, counts as real: the segment after it
+    must be empty or start a document, which sees nothing before it.
     """
     if count == 1:
         return segments

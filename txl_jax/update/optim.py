@@ -262,7 +262,7 @@ def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-# Weight decay excludes norms and biases, including those of the attention.
+# Weight decay excludes norms and biases, including the attention's.
 UNDECAYED = {"scale", "bias", "cluster_bias", "distance_bias", "buckets", "u", "w"}
 UNDECAYED |= {"retrieval_gate"}
 

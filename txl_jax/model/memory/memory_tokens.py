@@ -2,7 +2,7 @@
 
 The layers read [read; x; write]: W vectors, the segment x, and the W vectors again. The
 last layer's outputs at `write` are the vectors of the next segment; the first segment
-of a document has learned ones. Keys are [memory; read; x; write], with the paper's
+of a document has learned vectors. Keys are [memory; read; x; write], with the paper's
 memory of text, and distances count all of them. A call may have S segments, which are
 read one after the other; gradients pass through the tokens from segment to segment.
 

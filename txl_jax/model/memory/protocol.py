@@ -142,7 +142,7 @@ class Kind(abc.ABC):
     def surround(
         self, opened: Any, h_BLD: Array, oldest_BL: Array
     ) -> tuple[Array, Array]:
-        """Returns (h_BTD, oldest_BT): what the layers read of a segment."""
+        """Returns (h_BTD, oldest_BT), the layers' input for a segment."""
         return h_BLD, oldest_BL
 
     def leave(self, opened: Any, h_BTD: Array, kept: Kept) -> tuple[Array, Kept]:

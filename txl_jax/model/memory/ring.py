@@ -146,7 +146,7 @@ class RingMemory:
     """`KeyValueMemory` in rings, for segments of one token."""
 
     rings: tuple[Ring, ...]
-    slot: Array  # of the oldest token, which the next one replaces
+    slot: Array  # the oldest token's slot, which the next token takes
     filled_B: Array
     mem_len: int = flax.struct.field(pytree_node=False)
     rotate: Rotate | None = flax.struct.field(pytree_node=False)
