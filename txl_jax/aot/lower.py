@@ -139,7 +139,7 @@ def compile_step_for(mesh: Mesh, step: Program, *args: object) -> Compiled:
         wanted = memory_wanted(str(error))
         if not wanted:
             raise
-        return Compiled(wanted, time.perf_counter() - started, None)
+        return Compiled(wanted, time.perf_counter() - started, program=None)
     return Compiled(memory_used(program), time.perf_counter() - started, program)
 
 

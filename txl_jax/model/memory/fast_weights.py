@@ -103,8 +103,8 @@ class FastMemory:
         layers, rate_NBMHJ, N = self.local.layers, self.rate_NBMHJ, len(S_NBHUA)
         assert self.call is not None
         if rate_NBMHJ is None:
-            call = (jnp.broadcast_to(x, (N, *x.shape)) for x in self.call)
-            return FastLayer(self.config, layers, S_NBHUA, k_NBHA, None, Leaving(*call))
+            call = Leaving(*(jnp.broadcast_to(x, (N, *x.shape)) for x in self.call))
+            return FastLayer(self.config, layers, S_NBHUA, k_NBHA, rate_NBMHJ, call)
         each = zip(layers, S_NBHUA, k_NBHA, rate_NBMHJ, strict=True)
         return tuple(FastLayer(self.config, *own, self.call) for own in each)
 

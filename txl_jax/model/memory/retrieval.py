@@ -101,7 +101,7 @@ class OpenStore(NamedTuple):
         store = self._replace(memory=dataclasses.replace(self.memory, local=None))
         if self.memory.layout == "stacked":
             return RetrievalLayer(layers, jnp.arange(config.n_layer) == n, store)
-        here = RetrievalLayer(layers[n], None, store)
+        here = RetrievalLayer(layers[n], is_here=None, store=store)
         return *layers[:n], here, *layers[n + 1 :]
 
     def append(

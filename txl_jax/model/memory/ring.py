@@ -177,7 +177,7 @@ class RingMemory:
 
         def ring(layer: KeyValues) -> Ring:
             k_BHAM = in_ring(layer.k_HBKA, layer.start_B, rotate)
-            v_BHAM = in_ring(layer.v_HBKA, layer.start_B, None)
+            v_BHAM = in_ring(layer.v_HBKA, layer.start_B, rotate=None)
             r_RHA, u_HA, w_HA, bias_HR = layer.distances(M + 1)
             r_HAR = None if r_RHA is None else jnp.moveaxis(r_RHA, 0, 2)
             return Ring(k_BHAM, v_BHAM, r_HAR, u_HA, w_HA, bias_HR)
