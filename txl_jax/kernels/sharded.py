@@ -19,14 +19,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, PartitionS
 
 from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Kernel, Operands
-from txl_jax.sharding.rules import (
-    PIECES,
-    RULES,
-    STREAMS,
-    letters,
-    mesh_axes,
-    shards,
-)
+from txl_jax.sharding.rules import PIECES, RULES, STREAMS, letters, mesh_axes, shards
 
 REPLICATED = PartitionSpec()
 AXES: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "HV"}

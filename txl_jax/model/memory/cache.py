@@ -11,12 +11,7 @@ from jax import Array
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.interval import (
-    count_filled,
-    initially_filled,
-    newest,
-    window,
-)
+from txl_jax.model.memory.interval import count_filled, initially_filled, newest, window
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.protocol import Kept, Kind, MemoryLike
 from txl_jax.model.memory.ring import RingMemory

@@ -19,12 +19,7 @@ from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params, feature_norm, head_norm
-from txl_jax.model.memory.interval import (
-    count_filled,
-    initially_filled,
-    newest,
-    window,
-)
+from txl_jax.model.memory.interval import count_filled, initially_filled, newest, window
 from txl_jax.model.positions import SCHEMES, position_terms
 
 
