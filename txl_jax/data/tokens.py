@@ -216,8 +216,7 @@ def _make(
         "splits": splits,
         "files": {**files, VOCAB: checksum(folder / VOCAB)},
     }
-    text = json.dumps(manifest, indent=2) + "\n"
-    (folder / MANIFEST).write_text(text, "utf-8")
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
     counts = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
     say(f"data: {counts} tokens in {time.monotonic() - start:.1f} s")
 
