@@ -321,16 +321,18 @@ def summarize_kind(kind: str, kinds: dict[str, list[Json]]) -> Json:
     nlls = [run["nll"] for run in runs]
     found: Json = {**same, **means, "nll": comparison.measure(nlls)._asdict()}
     if other != kind and other in kinds:
-        pairs = zip(nlls, (run["nll"] for run in kinds[other]), strict=True)
-        found |= {"verdict": judge([x - y for x, y in pairs]), "compared_with": other}
+        base_nlls = {run["seed"]: run["nll"] for run in kinds[other]}
+        pairs = [(x["nll"], base_nlls.get(x["seed"])) for x in runs]
+        differences = [x - y for x, y in pairs if y is not None]
+        found |= {"verdict": judge(differences), "compared_with": other}
     return found
 
 
 def judge(differences: list[float]) -> str:
     """Returns whether the mean difference exceeds the spread over seeds, and LEAST."""
-    cost = comparison.measure(differences)
     if len(differences) < 3:
         return "no verdict: fewer than 3 seeds"
+    cost = comparison.measure(differences)
     if abs(cost.mean) <= max(cost.spread, LEAST):
         return "no difference"
     return "better" if cost.mean < 0 else "worse"
