@@ -4,10 +4,12 @@ import collections
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from generate.markdown import ROOT, revision, table
+from txl_jax.paper.options import KINDS
 
 FOLDER = ROOT / "experiments/logs"
 
@@ -124,13 +126,34 @@ def memories(name: str) -> str:
     Bold is better, and italics worse, than the row that a kind is compared with.
     """
     result = read(name)
-    tasks = result["rows_by_task"]
-    kinds = dict.fromkeys(kind for rows in tasks.values() for kind in rows)
+    far = {cell["task"] for cell in result["cells"] if "accuracies" in cell}
+    tasks = {x: rows for x, rows in result["rows_by_task"].items() if x not in far}
+    kinds = [x for x in KINDS if any(x in rows for rows in tasks.values())]
     lines = [
         (f"`{kind}`", *(memory_cell(result, task, kind) for task in tasks))
         for kind in kinds
     ]
     return table(("row", *(f"`{task}`" for task in tasks)), lines)
+
+
+def distances(name: str) -> str:
+    """Returns the correct answers of kinds of memory by task and distance."""
+    cells = [cell for cell in read(name)["cells"] if "accuracies" in cell]
+    rows: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for cell in cells:
+        rows.setdefault((cell["task"], cell["kind"]), []).append(cell["accuracies"])
+    heads = [*cells[0]["accuracies"]]
+    lines = [
+        (f"`{task}`", f"`{kind}`" + few_seeds(runs))
+        + tuple(percent([100 * run[distance] for run in runs]) for distance in heads)
+        for (task, kind), runs in rows.items()
+    ]
+    return table(("task", "row", *heads), lines)
+
+
+def few_seeds(runs: Sequence[object]) -> str:
+    """Returns the number of seeds, or "" if there are three."""
+    return "" if len(runs) == 3 else f", {len(runs)} seed{'s' * (len(runs) > 1)}"
 
 
 def memory_cell(result: dict[str, Any], task: str, kind: str) -> str:
@@ -144,6 +167,7 @@ def memory_cell(result: dict[str, Any], task: str, kind: str) -> str:
     else:
         text = spread([cell["nll"] for cell in cells], 3)
         text += " nats" * ("accuracy" in result["rows_by_task"][task]["paper"])
+    text += few_seeds(cells)
     mark = {"better": "**", "worse": "*"}.get(row.get("verdict", ""), "")
     return f"{mark}{text}{mark}"
 

@@ -100,7 +100,7 @@ RUNS = (
         "--workdir=runs/memories",
         ("logs/memories.json",),
         3,
-        "two runs at a time, each on one core",
+        "two runs at a time, each on one core; those of 2026-11-27 beside other work",
     ),
     Run(
         "Agents in a T-maze",
@@ -212,6 +212,7 @@ def made(run: Run) -> str:
     revisions = {value for key, value in pairs if key in keys}
     revisions |= {x for key, value in pairs if key == "git_revisions" for x in value}
     days = {value[:10] for key, value in pairs if key in ("time", "date")}
+    days |= {x for key, value in pairs if key == "days" for x in value}
     time = sum(map(hours, found))
     parts = [f"{time:.1f} hours" if time >= 0.1 else f"{60 * time:.1f} minutes"]
     parts = (parts if time else []) + sorted(days)
