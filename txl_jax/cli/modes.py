@@ -145,7 +145,7 @@ def start_processes(command: Command) -> None:
     save_restore.mute_orbax()  # each of its errors is reported in one line
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its errors are raised too
     distributed.connect()
-    if command.mode not in ("train", "table"):  # the loop gets it from jax
+    if command.mode not in ("train", "table"):  # their loop gets it from jax
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # `compile` needs no device, and libtpu prints errors without a TPU.
     if command.mode == "compile":

@@ -16,7 +16,7 @@ OPTIONS = {"M_ARENA_MAX": (-8, 1), "M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-
 
 
 def keep_freed() -> bool:
-    """Keeps freed memory if libc can, and returns whether; precedes jax's threads."""
+    """Keeps freed memory, and returns whether libc can; call before jax's threads."""
     configured = any(name.startswith("MALLOC_") for name in os.environ)
     if configured or sys.platform != "linux":
         return False

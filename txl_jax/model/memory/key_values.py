@@ -2,7 +2,7 @@
 
 With fixed parameters, a token's keys and values and the projected distances never
 change. They are computed once, whereas training projects the memory again for every
-segment. Results equal those of `cache.Memory`. `unstack` lays the parameters out.
+segment. Results equal `cache.Memory`'s. `unstack` lays the parameters out.
 
 Dims: J = 3 of q, k and v, P = 2 parts of C = D / 2 columns, X = H A, Y tokens.
 """
