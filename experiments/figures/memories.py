@@ -142,8 +142,9 @@ def read_flags() -> argparse.Namespace:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Returns how many runs were added; writes the table and the picture."""
+    text = args.table.read_text("utf-8")
     with refusing_damage(args.table):
-        table = json.loads(args.table.read_text("utf-8"))
+        table = json.loads(text)
         added = add(table, args.workdirs)
     write_atomically(args.table, f"{to_json(table, indent=2)}\n".encode())
     plot(table, args.picture)

@@ -57,6 +57,7 @@ def test_midi_becomes_the_same_numbers_again(
         ("figures.reach", "--picture=y.xy", "--picture: y.xy must end with .png"),
         ("figures.online", "--path=absent", "--path=absent: No such file"),
         ("figures.copying", "--delays 0", "argument --delays: 0 must be at least 1"),
+        ("figures.memories", "--table=absent", "cannot use absent: No such file"),
         ("figures.copying", "--recall 27", "argument --recall: invalid choice: 27"),
         ("recipes.tasks", "copying --length=27", "--length and --symbols are at most"),
         ("recipes.series", "draw --samples=absent.npy", "cannot use absent.npy: No su"),
