@@ -69,10 +69,10 @@ def train(
     key = jax.device_put(jax.random.key(0), place)
     state = TrainState(zero, params, (), memory, key, average, zero)
 
-    def mean_nll(params: Any, progress: Any) -> float:
+    def evaluate(params: Any, text: Any, progress: Any) -> dict[str, Any]:
         for done in (1, 2):
             progress(done, 2)
-        return valid or float(jax.device_get(params["x"]))
+        return {"nll": valid or float(jax.device_get(params["x"]))}
 
     def step(state: TrainState, segments: Any) -> Any:
         call()
@@ -80,9 +80,8 @@ def train(
 
     like = abstract(state, jax.tree.map(lambda _: place, state))
     batch = make_streams(config, TEXT, slice(None)).batch
-    training = Training(
-        config, mesh, Updater(lambda: state, like, step), batch, mean_nll
-    )
+    updater = Updater(lambda: state, like, step)
+    training = Training(config, mesh, updater, batch, evaluate, TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "Program", lambda name, step, **_: step)
         return loop.train(training, workdir)

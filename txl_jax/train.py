@@ -18,7 +18,7 @@ from txl_jax.data.options import SLACK
 from txl_jax.data.prefetch import prefetch
 from txl_jax.data.streams import OFF, Position, Streams
 from txl_jax.errors import BadNumbers, Interrupted, UserError
-from txl_jax.evaluate.perplexity import Evaluate, ShowProgress, make_evaluate
+from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
 from txl_jax.model.flops import needed_flops
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
@@ -48,8 +48,8 @@ class Training(NamedTuple):
     updater: Updater
     # (position, S) -> (the S segments read there, the position after them).
     read_batch: Callable[[Position, int], tuple[Segment, Position]]
-    # The mean nll in nats of the validation split.
-    mean_nll: Callable[[Params, ShowProgress], float]
+    evaluate: Evaluate
+    valid_tokens: np.ndarray
     params: Params | None = None  # the start of a fresh run; None = random
 
 
@@ -59,22 +59,14 @@ def make_training(
     train_tokens: np.ndarray,
     valid_tokens: np.ndarray,
     ids: TokenIds,
-) -> tuple[Training, Evaluate]:
-    """Returns the Training, without params, and the evaluation of any split."""
+) -> Training:
+    """Returns the Training without params."""
     updater = make_updater(config.model, config.train, config.optim, mesh)
     rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
-    evaluate = make_evaluate(
-        config.model, config.eval, mesh, reset_memory_at=ids.eval_reset
-    )
+    reset = ids.eval_reset
+    evaluate = make_evaluate(config.model, config.eval, mesh, reset_memory_at=reset)
     streams = make_streams(config, train_tokens, rows, ids)
-    training = Training(
-        config=config,
-        mesh=mesh,
-        updater=updater,
-        read_batch=streams.batch,
-        mean_nll=lambda params, show: evaluate(params, valid_tokens, show)["nll"],
-    )
-    return training, evaluate
+    return Training(config, mesh, updater, streams.batch, evaluate, valid_tokens)
 
 
 def make_streams(
@@ -312,7 +304,8 @@ class Run:
                 if self.at_boundary():
                     raise self.stop.end("while evaluating")
 
-            return self.training.mean_nll(state.evaluated, show)
+            evaluate, text = self.training.evaluate, self.training.valid_tokens
+            return evaluate(state.evaluated, text, show)["nll"]
         return None
 
 

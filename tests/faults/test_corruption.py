@@ -8,7 +8,6 @@ bit for bit; parameters alone are restored bit for bit or refused.
 import contextlib
 import shutil
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -51,7 +50,7 @@ STATES = {step: make_state(step) for step in (0, OLDER, NEWER)}
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds two checkpoints, of which the newest is the best: not to be changed."""
     workdir = tmp_path_factory.mktemp("saved")
-    with closing(save_restore.Checkpoints(workdir, CheckpointConfig())) as manager:
+    with save_restore.Checkpoints(workdir, CheckpointConfig()) as manager:
         for step in (OLDER, NEWER):
             position = Position(step, 2, 3)
             manager.save(step, STATES[step], position, 10.0 - step)
@@ -87,7 +86,7 @@ def newest(workdir: Path) -> Path:
 
 
 def resume(workdir: Path) -> save_restore.Snapshot:
-    with closing(save_restore.Checkpoints(workdir, CheckpointConfig())) as manager:
+    with save_restore.Checkpoints(workdir, CheckpointConfig()) as manager:
         restored = manager.restore(like(STATES[0]))
     assert restored is not None
     assert_same(restored.state, STATES[restored.step])
@@ -164,7 +163,7 @@ def test_the_step_of_a_damaged_checkpoint_is_saved_again(copied: Path) -> None:
     (newest(copied) / "record" / "metadata").unlink()
     assert load(copied, "best") == OLDER, "the best of the intact ones"
     for again in (1, 2):
-        with closing(save_restore.Checkpoints(copied, CheckpointConfig())) as manager:
+        with save_restore.Checkpoints(copied, CheckpointConfig()) as manager:
             restored = manager.restore(like(STATES[0]))
             assert restored is not None and restored.step == OLDER
             manager.save(NEWER, STATES[NEWER], Position(NEWER, 2, 3), None)

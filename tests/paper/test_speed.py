@@ -29,7 +29,7 @@ from txl_jax.paper.speed import (
     window_memory,
     window_model,
 )
-from txl_jax.report.provenance import environment
+from txl_jax.report.provenance import describe_result
 from txl_jax.update.state import abstract_params
 
 
@@ -50,7 +50,7 @@ def test_a_row_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (result["segments_timed"], result["windows_timed"]) == (12, 6)
     kept = json.loads((tmp_path / "new" / "speed.json").read_text())
     assert kept["rows"] == result["rows"]
-    assert {"time", *environment()} == kept["provenance"].keys()
+    assert describe_result().keys() == kept["provenance"].keys()
     assert (tmp_path / "new" / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -9,7 +9,7 @@ import pytest
 from experiments.figures import copying, learning, memories
 from tests.project.conftest import Start
 from txl_jax.paper import comparison
-from txl_jax.report.provenance import environment
+from txl_jax.report.provenance import describe_result
 
 PNG = b"\x89PNG"
 
@@ -89,7 +89,7 @@ def test_copying_makes_each_cell_once(
     assert cell["distance_tokens"] == 3 + 8
     limits = ("seen_by_all_tokens", "seen_by_last_tokens", "reach_tokens")
     assert [cell[name] for name in limits] == [16, 16 + 15, 2 * 16 + 15]
-    assert cell["seconds"] >= 0 and set(cell["provenance"]) == {"time", *environment()}
+    assert cell["seconds"] >= 0 and set(cell["provenance"]) == {*describe_result()}
     assert json.loads((tmp_path / "copying.json").read_text()) == result
     assert (tmp_path / "copying.png").read_bytes().startswith(PNG)
     # After a kill, one cell has no result yet.

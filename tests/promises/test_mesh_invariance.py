@@ -5,7 +5,6 @@ Dropout is on: its masks depend on global indices.
 
 import dataclasses
 import functools
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -184,10 +183,10 @@ def test_checkpoints_move_between_meshes(
     state, position, losses = run.train(run.init(), Position(), 2)
     step = 2
     for sizes, updates in (((1, 1, 1), 1), (last, 2)):
-        with closing(save_restore.Checkpoints(tmp_path, every)) as manager:
+        with save_restore.Checkpoints(tmp_path, every) as manager:
             manager.save(step, state, position, None)
         run = make_run(sizes, config)
-        with closing(save_restore.Checkpoints(tmp_path, every)) as manager:
+        with save_restore.Checkpoints(tmp_path, every) as manager:
             restored = manager.restore(run.like)
         assert restored is not None
         tiny.assert_equal(numbers(restored.state), numbers(state))

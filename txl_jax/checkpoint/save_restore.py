@@ -119,8 +119,8 @@ class Best:
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of a run; the newest `keep` and the best one are kept.
 
-    A save that fails is reported and does not end the run. Close it, or use it in
-    `with`.
+    A save that fails is reported and does not end the run. The end of `with` waits for
+    the pending save, and ends the threads.
     """
 
     def __init__(self, workdir: Path, options: CheckpointConfig = DEFAULT):
@@ -134,7 +134,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._orbax: Manager | None = None
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.wait()
+        self._drop()
 
     def _open(self) -> Manager:
         """Opens orbax's manager, which removes leftovers of a killed run."""
@@ -269,11 +270,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 f"{self.folder} ({self.reason}): fix this and run the same command "
                 f"again; it continues from update {max(self.manifests, default=0)}"
             )
-
-    def close(self) -> None:
-        """Waits for the pending save, reports it if it fails, and ends the threads."""
-        self.wait()
-        self._drop()
 
     def restore(self, like: TrainState) -> Snapshot | None:
         """Returns the newest undamaged checkpoint, or None if there is no checkpoint.
@@ -491,11 +487,6 @@ def _read(folder: Path, manifest: Manifest, like: Items) -> Items:
                 raise Damaged(manifest.step, f"item {item}, {reason}")
     manifests.verify(manifest, items)
     return items
-
-
-def shapes(params: Params) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of parameters by names like "layers/attention/q"."""
-    return {name: tuple(leaf.shape) for name, leaf in manifests.named_leaves(params)}
 
 
 def _items(state: TrainState) -> Items:

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 from txl_jax import config
@@ -67,7 +66,7 @@ def import_model(options: ConvertConfig, workdir: Path, overrides: Values) -> Js
     with complete_or_absent(workdir) as fresh:
         fresh.mkdir(exist_ok=True)
         opened = save_restore.Checkpoints(fresh, parsed.checkpoint)
-        with waiting(f"writing {workdir}"), closing(opened) as manager:
+        with waiting(f"writing {workdir}"), opened as manager:
             manager.save_items(source.step, {"params": source.params})
             manager.finish(source.step)
         vocab.save(source.vocab, fresh / folder.VOCAB)

@@ -16,7 +16,6 @@ from txl_jax.data.files import require_apart
 from txl_jax.data.streams import check_length
 from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.evaluate import baselines
-from txl_jax.evaluate.perplexity import Evaluate
 from txl_jax.generate.texts import find_prompts
 from txl_jax.model.initializers import Params
 from txl_jax.report import plots, viewers
@@ -38,15 +37,14 @@ class Plan(NamedTuple):
     config: Config  # as it is saved
     tokens: Tokens
     training: Training
-    evaluate: Evaluate  # evaluates any split
 
 
 @dataclasses.dataclass
 class TrainedRun:
     """A run that has reached its last update, and still locks its workdir."""
 
-    plan: Plan
-    tokens: Tokens  # the plan's
+    tokens: Tokens
+    training: Training
     result: Json  # the result of `train`
     log: SendLine  # sends further numbers to Weights & Biases
 
@@ -82,7 +80,7 @@ def trained(
         started = time.perf_counter()
         result = train(training, workdir, log)
         result["train_seconds"] = time.perf_counter() - started
-        yield TrainedRun(plan, plan.tokens, result, log)
+        yield TrainedRun(plan.tokens, training, result, log)
 
 
 def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
@@ -108,20 +106,17 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
     ids = fit.find_ids(fitted, vocab)
     for text in (texts["valid"], texts[split]):
         check_length(config.eval.cut(text), config.eval.streams, "eval.streams")
-    training, evaluate = make_training(
-        fitted, mesh, texts["train"], texts["valid"], ids
-    )
+    training = make_training(fitted, mesh, texts["train"], texts["valid"], ids)
+    updater = training.updater
     # A split of segments, and kernels for one device, refuse some shapes: trace the
     # step now, before anything is written.
     if mesh.shape["segments"] > 1 or config.model.kernel not in ("auto", "xla"):
-        updater = training.updater
         jax.jit(updater.step).trace(updater.like, step_segments(fitted, mesh))
     if config.generate.prompt != "@-":  # stdin can be read once
         find_prompts(config.generate, vocab, texts[split], split)
     viewers.check_wandb(config.run.wandb)
-    like = training.updater.like.params
-    params = load_initial(fitted, workdir, vocab, mesh, like)
-    return Plan(config, tokens, training._replace(params=params), evaluate)
+    params = load_initial(fitted, workdir, vocab, mesh, updater.like.params)
+    return Plan(config, tokens, training._replace(params=params))
 
 
 def train_on(
@@ -139,20 +134,18 @@ def train_on(
     config.model.vocab_size must be set. ids: the tokens that the config names. For
     result and errors see `train.train`.
     """
-    training, _ = make_training(
-        config, fit.fit_mesh(config), train_tokens, valid_tokens, ids
-    )
+    mesh = fit.fit_mesh(config)
+    training = make_training(config, mesh, train_tokens, valid_tokens, ids)
     return train(training._replace(params=params), workdir, send_line)
 
 
 def evaluate_best(workdir: Path, run: TrainedRun) -> Json:
     """Scores the best checkpoint; writes result.json, a plot and a sample."""
-    tokens, training = run.tokens, run.plan.training
+    tokens, training = run.tokens, run.training
     config = training.config
     loaded = load_fitted(workdir, config, tokens.vocab, training.mesh)
-    scored = evaluate_split.evaluate_split(
-        loaded, tokens, workdir, plain=run.plan.evaluate
-    )
+    plain = training.evaluate
+    scored = evaluate_split.evaluate_split(loaded, tokens, workdir, plain=plain)
     result = scored | {"workdir": str(workdir), **run.result}
     scores = {f"{config.eval.split}/{x}": result[x] for x in ("nll", "ppl", "bpc")}
     run.log(loaded.step, scores)

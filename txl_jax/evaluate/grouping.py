@@ -45,17 +45,14 @@ def count_segments(
     B: int,
     L: int,
     mesh: Mesh | None = None,
-    documents: bool = False,
 ) -> int:
     """Returns how many segments of L tokens to compute together, at least 1.
 
     requested: eval.segments_per_step; 0 chooses as many as make ROWS rows, or on a GPU
     a power of two for GPU_ROWS that fits into its memory. Segments are read one by one
-    without a memory, and if documents that see initial zeros may start inside a segment
-    (`documents`).
+    without a memory.
     """
-    zeros = documents and config.initial_memory == "zeros"
-    if zeros or not config.mem_len:
+    if not config.mem_len:
         return 1
     P, M = mesh.shape["segments"] if mesh else 1, config.mem_len
     if requested:

@@ -118,10 +118,9 @@ class Reader:
         mesh: Mesh | None = None,
         more: Callable[[], Any] | None = None,
         n_segments: int = 1,
-        documents: bool = False,
     ) -> None:
         B, L = batch_size, tgt_len
-        S = count_segments(config, n_segments, B, L, mesh, documents)
+        S = count_segments(config, n_segments, B, L, mesh)
         W = window_tokens(config, S, B, L, mesh)
         self.config, self.tgt_len, self.mesh = config, L, mesh
         self.n_segments = S

@@ -220,9 +220,9 @@ def make_context_nll(
 
     @functools.cache
     def make_reader(L: int, n_segments: int) -> Reader:
-        return Reader(
-            model_config, last_nll, B, L, mesh, n_segments=n_segments, documents=True
-        )
+        # A window starts as a document, which with visible zeros starts a segment.
+        S = 1 if model_config.initial_memory == "zeros" else n_segments
+        return Reader(model_config, last_nll, B, L, mesh, n_segments=S)
 
     fixed = make_reader(config.tgt_len, 1).unstack(params)
 

@@ -17,9 +17,10 @@ from txl_jax.runtime.storage import Json
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def environment() -> Json:
-    """Returns the code, libraries and devices of this process."""
+def describe_result() -> Json:
+    """Returns the time, and the code, libraries and devices of this process."""
     return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "git_revision": git_revision(),
         "versions": versions(),
         "device_kind": jax.devices()[0].device_kind,
@@ -27,12 +28,6 @@ def environment() -> Json:
         "process_count": jax.process_count(),
         "usable_cores": usable_cores(),
     }
-
-
-def describe_result() -> Json:
-    """Returns the time, and the origin of this process's results."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"time": now, **environment()}
 
 
 # If these are equal, a resumed run matches an uninterrupted one bit for bit.

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from txl_jax import config as configs
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.manifest import first_nonfinite
+from txl_jax.checkpoint.manifest import first_nonfinite, named_leaves
 from txl_jax.config import Config
 from txl_jax.convert.release import Release, read_release
 from txl_jax.data import vocab as vocabulary
@@ -98,7 +98,8 @@ def load_fitted(
     like, ids = like_params(config.model, mesh), find_ids(config, vocab)
     if release:
         step = release.step
-        saved, expected = map(save_restore.shapes, (release.params, like))
+        trees = release.params, like
+        saved, expected = ({n: x.shape for n, x in named_leaves(y)} for y in trees)
         if other := sorted(dict(saved.items() ^ expected.items())):
             raise UserError(
                 f"{workdir}: {', '.join(other[:3])} do not fit its config: export it "

@@ -1,5 +1,6 @@
 """The paper's memory: each layer's inputs from earlier segments (section 3.2)."""
 
+import abc
 import dataclasses
 from typing import Any
 
@@ -10,8 +11,8 @@ from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Params
-from txl_jax.model.memory.interval import count_filled, initially_filled, newest, window
+from txl_jax.model.initializers import Layout, Params
+from txl_jax.model.memory.interval import count_filled, initially_filled, window
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.protocol import Kept, Kind, MemoryLike
 from txl_jax.model.memory.ring import RingMemory
@@ -112,11 +113,6 @@ class Memory:
             h_NBMD = jax.lax.cond(full, lambda: h_NBLD[:, :, L - M :], keep)
         return Memory(h_NBMD, count_filled(self.filled_B, M, length_B, first_BL))
 
-    def fit(self, M: int) -> "Memory":
-        """Returns the memory with a length of M tokens, the newest ones."""
-        h_NBMD = newest(self.h_NBMD, M, axis=2)
-        return Memory(h_NBMD, jnp.minimum(self.filled_B, M))
-
     def reset(self, where_B: Array) -> "Memory":
         """Returns the memory with nothing visible in the streams where_B (bool)."""
         return dataclasses.replace(self, filled_B=jnp.where(where_B, 0, self.filled_B))
@@ -131,6 +127,22 @@ class Memory:
             self.h_NBMD,
         )
         return Memory(h_NBMD, jnp.where(where_B, self.mem_len, self.filled_B))
+
+
+class Extended:
+    """A memory with another one, `local`, in it."""
+
+    local: Any  # a MemoryLike
+
+    @property
+    def mem_len(self) -> int:
+        """The length M of the local memory."""
+        return self.local.mem_len
+
+    @property
+    def filled_B(self) -> Array:
+        """The visible slots of the local memory."""
+        return self.local.filled_B
 
 
 class HiddenStates(Kind):
@@ -192,3 +204,24 @@ class HiddenStates(Kind):
         if self.config.recurrence == "below":
             return kept
         return layer.keep_output(self.config, params, kept, h_BLD)
+
+
+class ExtendedStates(HiddenStates):
+    """The paper's memory, and more beside it."""
+
+    splits = False
+
+    @abc.abstractmethod
+    def extend(self, local: MemoryLike, layout: Layout) -> MemoryLike:
+        """Returns an `Extended` memory that has seen nothing."""
+
+    def empty(self, batch_size: int) -> MemoryLike:
+        """Returns the initial memory of a training."""
+        return self.extend(super().empty(batch_size), "stacked")
+
+    def empty_fixed(
+        self, params: Params, batch_size: int, tgt_len: int, window_len: int = 0
+    ) -> MemoryLike:
+        """Returns empty keys and values, and more beside them; see `Kind`."""
+        local = super().empty_fixed(params, batch_size, tgt_len, window_len)
+        return self.extend(local, self.layout)

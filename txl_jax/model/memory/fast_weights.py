@@ -32,7 +32,7 @@ from jax import Array
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Layout, Params, feature_norm, normal, weight
-from txl_jax.model.memory.cache import HiddenStates
+from txl_jax.model.memory.cache import Extended, ExtendedStates
 from txl_jax.model.memory.interval import find_oldest, window
 from txl_jax.model.memory.protocol import Call, Kept, MemoryLike
 
@@ -59,7 +59,7 @@ class Leaving(NamedTuple):
 
 
 @flax.struct.dataclass
-class FastMemory:
+class FastMemory(Extended):
     """A local memory, and the fast weights of all older states of the document.
 
     S_NBHUA, k_NBHA: the matrices, and the newest key that has left (float32).
@@ -68,33 +68,11 @@ class FastMemory:
     """
 
     config: ModelConfig = flax.struct.field(pytree_node=False)
-    local: Any  # a MemoryLike
+    local: Any
     S_NBHUA: Array
     k_NBHA: Array
     rate_NBMHJ: Array | None
     call: Leaving | None = None
-
-    @classmethod
-    def of(cls, config: ModelConfig, local: MemoryLike, layout: Layout) -> "FastMemory":
-        """Returns a local memory, and fast weights that have seen nothing."""
-        N, B, M = config.n_layer, len(local.filled_B), local.mem_len
-        H, A = config.n_head, config.d_head
-
-        def empty(*shape: int) -> Array:
-            return jnp.zeros((N, B, *shape), jnp.float32)
-
-        rate_NBMHJ = empty(M, H, 2) if layout == "separate" else None
-        return cls(config, local, empty(H, A, A), empty(H, A), rate_NBMHJ)
-
-    @property
-    def mem_len(self) -> int:
-        """The length M of the local memory."""
-        return self.local.mem_len
-
-    @property
-    def filled_B(self) -> Array:
-        """The visible slots of the local memory."""
-        return self.local.filled_B
 
     @property
     def layers(self) -> Any:
@@ -290,22 +268,21 @@ def invert(T_PBHCC: Array) -> Array:
     return 2 * inverse_PBHCC - times(inverse_PBHCC, rest_PBHCC)
 
 
-class Fast(HiddenStates):
+class Fast(ExtendedStates):
     """The paper's memory, and fast weights."""
 
     field = "fast_weights"
-    splits = False
 
-    def empty(self, batch_size: int) -> MemoryLike:
-        """Returns hidden states and fast weights."""
-        return FastMemory.of(self.config, super().empty(batch_size), "stacked")
+    def extend(self, local: MemoryLike, layout: Layout) -> FastMemory:
+        """Returns a local memory, and fast weights that have seen nothing."""
+        config, B, M = self.config, len(local.filled_B), local.mem_len
+        N, H, A = config.n_layer, config.n_head, config.d_head
 
-    def empty_fixed(
-        self, params: Params, batch_size: int, tgt_len: int, window_len: int = 0
-    ) -> MemoryLike:
-        """Returns keys and values and fast weights; see `Kind`."""
-        local = super().empty_fixed(params, batch_size, tgt_len, window_len)
-        return FastMemory.of(self.config, local, self.layout)
+        def zeros(*shape: int) -> Array:
+            return jnp.zeros((N, B, *shape), jnp.float32)
+
+        rate_NBMHJ = zeros(M, H, 2) if layout == "separate" else None
+        return FastMemory(config, local, zeros(H, A, A), zeros(H, A), rate_NBMHJ)
 
     def one_token(self, params: Params, memory: FastMemory) -> MemoryLike:
         """Returns the memory with rings of keys and values."""

@@ -31,7 +31,7 @@ from txl_jax.kernels.sharded import (
 from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Layout, Params, normal
-from txl_jax.model.memory.cache import HiddenStates
+from txl_jax.model.memory.cache import Extended, ExtendedStates
 from txl_jax.model.memory.interval import count_filled, find_oldest
 from txl_jax.model.memory.protocol import Call, Kept, LayerMemory, MemoryLike
 
@@ -45,40 +45,20 @@ KEEP_FOUND = jax.checkpoint_policies.save_only_these_names("found")
 
 
 @flax.struct.dataclass
-class RetrievalMemory:
+class RetrievalMemory(Extended):
     """A local memory, and a ring of the newest T tokens: normalized keys, and values.
 
     start_B: the slot of the oldest token, which the next one replaces. stored_B: how
     many of the newest tokens may be retrieved.
     """
 
-    local: Any  # a MemoryLike
+    local: Any
     k_BHTA: Array
     v_BHTA: Array
     start_B: Array
     stored_B: Array
     config: ModelConfig = flax.struct.field(pytree_node=False)
     layout: Layout = flax.struct.field(pytree_node=False)
-
-    @classmethod
-    def of(
-        cls, config: ModelConfig, local: MemoryLike, layout: Layout
-    ) -> "RetrievalMemory":
-        """Returns a local memory and an empty store."""
-        B, T = len(local.filled_B), config.retrieval_len
-        shape = (B, config.n_head, T, config.d_head)
-        k_BHTA, none_B = jnp.zeros(shape, config.compute_dtype), jnp.zeros(B, jnp.int32)
-        return cls(local, k_BHTA, k_BHTA, none_B, none_B, config, layout)
-
-    @property
-    def mem_len(self) -> int:
-        """The length M of the local memory."""
-        return self.local.mem_len
-
-    @property
-    def filled_B(self) -> Array:
-        """The visible slots of the local memory."""
-        return self.local.filled_B
 
 
 class OpenStore(NamedTuple):
@@ -270,23 +250,18 @@ def normalize(x_BLHA: Array) -> Array:
     return (x * jax.lax.rsqrt(mean_square + 1e-6)).astype(x_BLHA.dtype)
 
 
-class Retrieval(HiddenStates):
+class Retrieval(ExtendedStates):
     """The paper's memory, and a store that one layer reads."""
 
     field = "retrieval_len"
-    splits = False
     layer_axes = RetrievalLayer(0, 0, nn.broadcast)  # type: ignore[arg-type]
 
-    def empty(self, batch_size: int) -> MemoryLike:
-        """Returns hidden states and a store."""
-        return RetrievalMemory.of(self.config, super().empty(batch_size), "stacked")
-
-    def empty_fixed(
-        self, params: Params, batch_size: int, tgt_len: int, window_len: int = 0
-    ) -> MemoryLike:
-        """Returns keys and values and a store; see `Kind`."""
-        local = super().empty_fixed(params, batch_size, tgt_len, window_len)
-        return RetrievalMemory.of(self.config, local, self.layout)
+    def extend(self, local: MemoryLike, layout: Layout) -> RetrievalMemory:
+        """Returns a local memory and an empty store."""
+        config, B = self.config, len(local.filled_B)
+        shape = (B, config.n_head, config.retrieval_len, config.d_head)
+        k_BHTA, none_B = jnp.zeros(shape, config.compute_dtype), jnp.zeros(B, jnp.int32)
+        return RetrievalMemory(local, k_BHTA, k_BHTA, none_B, none_B, config, layout)
 
     def one_token(self, params: Params, memory: RetrievalMemory) -> MemoryLike:
         """Returns the memory with rings of keys and values."""
