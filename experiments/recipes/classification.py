@@ -1,21 +1,33 @@
-"""Classifies passages by the hidden states of a trained model: which module is it from?
+"""Fine-tunes a trained model to classify texts: which package is a function from?
 
-    python -m experiments.recipes.classification --model=runs/quickstart
+    pip install txl_jax[recipes]
+    python -m experiments.recipes.classification --model=runs/quickstart [--layers=2]
 
-The passages are pieces of ten modules of the running Python's standard library. The
-model stays as it is: a packaged one, or a workdir's, with the paper's memory of at
-least 64 tokens. The memory carries the context from segment to segment, so a passage
-may have any number of segments. A softmax regression
-on the means and deviations of every layer's hidden states is trained on the first four
-fifths of each module and tested on the last. The baseline reads counts of tokens.
+The texts are the functions of six packages in the running Python's standard library,
+or the files of your own classes: --path=FOLDER, with one folder of texts for each. All
+functions of a file are in one part, so that the test has files that training has not
+seen; texts that occur twice are left out.
 
-Dims: C classes, P passages, T tokens of a passage, X features.
+Three classifiers see the same parts: logistic regression on TF-IDF of words, the same
+on the means and deviations of the frozen model's hidden states, and the model
+fine-tuned together with that regression. The penalties of the first two and the epoch
+of the third are chosen on the validation part. Texts longer than a segment are read
+through the memory, of any kind.
+
+Dims: B texts of a batch, T tokens of a text, S segments of L tokens, D model, C
+classes, P texts of a part, X features, N layers.
 """
 
+import ast
+import collections
+import dataclasses
+import functools
+import importlib.util
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,125 +37,297 @@ from jax import Array
 
 import txl_jax
 from experiments.figures import program
-from txl_jax.data.vocab import Vocab
-from txl_jax.errors import UserError
+from txl_jax.data.streams import OFF
+from txl_jax.errors import refuse
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.memory.kinds import choose_kind
 
-MODULES = (
-    *("_pydecimal", "argparse", "ast", "datetime", "inspect"),
-    *("subprocess", "tarfile", "threading", "turtle", "typing"),
-)
-PASSAGES = 50  # from each module, if it is long enough
-TESTED = 5  # one passage in five is for the test: the last ones of a module
-SEGMENT = 64  # tokens, at most the length of the memory
-AT_ONCE = 50  # passages read side by side
-UPDATES, RATE, PENALTY = 500, 1e-2, 3e-3  # for the regression
+PACKAGES = "asyncio", "email", "importlib", "multiprocessing", "unittest", "xml"
+SHORTEST, LONGEST = 200, 600  # characters of a text; longer ones are cut
+# The share of a class's files, and its texts at most.
+PARTS = {"train": (0.5, 40), "validation": (0.2, 15), "test": (0.3, 30)}
+SEGMENT, BATCH = 256, 8
+RATE, WARMUP, EPOCHS, PATIENCE = 3e-4, 30, 5, 2
+PENALTIES = 0.01, 0.1, 1.0, 10.0, 100.0  # scikit-learn's C, the inverse of a penalty
 
 
-def read_passages(vocab: Vocab, length: int) -> tuple[np.ndarray, ...]:
-    """Returns tokens_PT, the module of each passage, class_P, and is_test_P.
+class Texts(NamedTuple):
+    """Texts and the numbers of their classes."""
 
-    Raises UserError if a module has too few tokens for one tested passage.
+    texts: list[str]
+    class_P: np.ndarray
+
+
+def find_functions(code: str) -> Iterator[str]:
+    """Yields the functions and methods of a module, with their docstrings."""
+    lines = code.split("\n")
+    bodies: list[list[ast.stmt]] = [ast.parse(code).body]
+    while bodies:
+        for node in bodies.pop():
+            if isinstance(node, ast.ClassDef):
+                bodies.append(node.body)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                own = lines[node.lineno - 1 : node.end_lineno]
+                yield "\n".join(own).strip()
+
+
+def read_classes(path: str) -> dict[str, list[list[str]]]:
+    """Returns the texts of every file of every class."""
+    if not path:
+        library, classes = Path(sysconfig.get_paths()["stdlib"]), {}
+        for name in PACKAGES:
+            files = sorted((library / name).rglob("*.py"))
+            classes[name] = [[*find_functions(x.read_text("utf-8"))] for x in files]
+        return classes
+    folders = sorted(each for each in Path(path).iterdir() if each.is_dir())
+    return {
+        folder.name: [
+            [file.read_text("utf-8", errors="replace")]
+            for file in sorted(folder.rglob("*"))
+            if file.is_file()
+        ]
+        for folder in folders
+    }
+
+
+def split(classes: dict[str, list[list[str]]], seed: int) -> dict[str, Texts]:
+    """Returns the parts; raises UserError if a class has no text in one of them."""
+    random, seen = np.random.default_rng(seed), set[str]()
+    refuse(len(classes) < 2, "--path: give a folder with a folder for each class")
+    parts: dict[str, list[tuple[str, int]]] = {name: [] for name in PARTS}
+    for number, (name, files) in enumerate(classes.items()):
+        shuffled = [files[n] for n in random.permutation(len(files))]
+        high = 0.0
+        for part, (share, most) in PARTS.items():
+            low, high = high, high + share * len(files)
+            texts = [
+                text for file in shuffled[round(low) : round(high)] for text in file
+            ]
+            texts = [text[:LONGEST] for text in texts if len(text) >= SHORTEST]
+            texts = [text for text in dict.fromkeys(texts) if text not in seen]
+            seen.update(texts)
+            random.shuffle(texts)
+            refuse(not texts, f"class {name} is too small: its {part} part has no text")
+            parts[part] += [(text, number) for text in texts[:most]]
+    return {
+        name: Texts(
+            [text for text, _ in part], np.array([number for _, number in part])
+        )
+        for name, part in parts.items()
+    }
+
+
+def regress(features: dict[str, Any], parts: dict[str, Texts]) -> tuple[Any, float]:
+    """Returns (logistic regression, accuracy on the test)."""
+    from sklearn.linear_model import LogisticRegression
+
+    def fit(penalty: float) -> Any:
+        regression = LogisticRegression(C=penalty, max_iter=1000)
+        return regression.fit(features["train"], parts["train"].class_P)
+
+    def score(regression: Any, part: str) -> float:
+        return float(regression.score(features[part], parts[part].class_P))
+
+    best = max(map(fit, PENALTIES), key=lambda found: score(found, "validation"))
+    return best, score(best, "test")
+
+
+def count_words(parts: dict[str, Texts]) -> dict[str, Any]:
+    """Returns TF-IDF of words and of pairs of words, known from training."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    pattern = r"[^\W_]+"  # of identifiers, too
+    vectorizer = TfidfVectorizer(
+        ngram_range=(1, 2), token_pattern=pattern, sublinear_tf=True
+    )
+    vectorizer.fit(parts["train"].texts)
+    return {name: vectorizer.transform(part.texts) for name, part in parts.items()}
+
+
+def average(loaded: txl_jax.Loaded, part: Texts) -> np.ndarray:
+    """Returns means and deviations of each text's hidden states, features_PX."""
+    states = txl_jax.hidden_states(loaded, part.texts)
+    return np.stack([np.append(h_TD.mean(axis=0), h_TD.std(axis=0)) for h_TD in states])
+
+
+Params = Any  # {"model": .., "weights_XC": .., "bias_C": ..}
+
+
+class Batch(NamedTuple):
+    """Texts side by side; a batch is filled with empty texts of weight 0."""
+
+    tokens_SBL: np.ndarray
+    length_SB: np.ndarray
+    class_B: np.ndarray
+    weight_B: np.ndarray
+
+
+def make_batches(
+    loaded: txl_jax.Loaded, part: Texts, random: np.random.Generator | None = None
+) -> Iterator[Batch]:
+    """Yields a part in batches of similar lengths, in random order or by length.
+
+    The number of segments is a power of two, so that few shapes are compiled.
     """
-    tokens, classes, tests = [], [], []
-    for number, name in enumerate(MODULES):
-        path = Path(sysconfig.get_paths()["stdlib"], f"{name}.py")
-        data = np.concatenate([*vocab.stream([path.read_bytes()], name)])
-        if (count := min(len(data) // length, PASSAGES)) < TESTED:
-            raise UserError(
-                f"--length={length}: {name} has {len(data)} tokens, fewer than "
-                f"{TESTED} passages: at most {len(data) // TESTED // SEGMENT * SEGMENT}"
-            )
-        tokens.append(data[: count * length].reshape(count, length))
-        classes.append(np.full(count, number))
-        tests.append(np.arange(count) >= count - count // TESTED)
-    return np.concatenate(tokens), np.concatenate(classes), np.concatenate(tests)
+    tokens = [loaded.vocab.encode(text) for text in part.texts]
+    near = (lambda T: T) if random is None else lambda T: T * random.uniform(0.8, 1.25)
+    order = np.argsort([near(len(text_T)) for text_T in tokens])
+    starts = np.arange(0, len(order), BATCH)
+    for start in starts if random is None else random.permutation(starts):
+        chosen = order[start : start + BATCH]
+        segments = -(-max(len(tokens[n]) for n in chosen) // SEGMENT)
+        S = 1 << (segments - 1).bit_length()
+        tokens_BT = np.zeros((BATCH, S * SEGMENT), np.int32)
+        length_B, class_B, weight_B = np.zeros((3, BATCH), np.int32)
+        for b, n in enumerate(chosen):
+            length_B[b], class_B[b], weight_B[b] = len(tokens[n]), part.class_P[n], 1
+            tokens_BT[b, : length_B[b]] = tokens[n]
+        length_SB = np.clip(length_B - SEGMENT * np.arange(S)[:, None], 0, SEGMENT)
+        tokens_SBL = tokens_BT.reshape(BATCH, S, SEGMENT).swapaxes(0, 1)
+        yield Batch(tokens_SBL, length_SB, class_B, weight_B)
 
 
-def describe(loaded: txl_jax.Loaded, tokens_PT: np.ndarray) -> np.ndarray:
-    """Returns features_PX from the newest states in the memory after each segment."""
+def sum_losses(
+    model: txl_jax.TransformerXL, params: Params, batch: Batch, key: Array | None
+) -> tuple[Array, Array]:
+    """Returns sums over a batch: the cross-entropy and the correct answers.
+
+    Without a key there is no dropout.
+    """
+
+    def read(carry: tuple, segment: tuple) -> tuple[tuple, None]:
+        (memory, sums_2BD), (tokens_BL, length_B, n) = carry, segment
+        rngs = None if key is None else {"dropout": jax.random.fold_in(key, n)}
+        found: Any = model.apply(
+            {"params": params["model"]}, tokens_BL, memory, length_B=length_B, rngs=rngs
+        )
+        hidden_BLD, memory = found
+        is_real_BL = jnp.arange(SEGMENT) < length_B[:, None]
+        x_BLD = hidden_BLD.astype(jnp.float32) * is_real_BL[..., None]
+        sums_2BD += jnp.stack([x_BLD.sum(axis=1), jnp.square(x_BLD).sum(axis=1)])
+        return (memory, sums_2BD), None
+
+    config = model.config
+    empty = choose_kind(config).empty(BATCH), jnp.zeros((2, BATCH, config.d_model))
+    numbers = jnp.arange(len(batch.length_SB))
+    (_, sums_2BD), _ = jax.lax.scan(
+        read, empty, (batch.tokens_SBL, batch.length_SB, numbers)
+    )
+    length_B = jnp.maximum(batch.length_SB.sum(axis=0), 1)
+    mean_BD, square_BD = sums_2BD / length_B[:, None]
+    std_BD = jnp.sqrt(jnp.maximum(square_BD - mean_BD**2, 1e-6))
+    features_BX = jnp.concatenate([mean_BD, std_BD], axis=1)
+    logits_BC = features_BX @ params["weights_XC"] + params["bias_C"]
+    nll = optax.losses.softmax_cross_entropy_with_integer_labels
+    is_right_B = logits_BC.argmax(axis=1) == batch.class_B
+    loss = jnp.sum(nll(logits_BC, batch.class_B) * batch.weight_B)
+    return loss, jnp.sum(is_right_B * batch.weight_B)
+
+
+def choose_trained(params: Params, layers: int) -> Params:
+    """Returns 1 for what is trained: everything, or the top layers and the head."""
+
+    def choose(path: tuple, x: Array) -> np.ndarray:
+        if path[0].key != "model" or not layers:
+            return np.ones(())
+        if path[1].key != "layers":
+            return np.zeros(())
+        return (np.arange(len(x)) >= len(x) - layers).reshape(-1, *[1] * (x.ndim - 1))
+
+    return jax.tree_util.tree_map_with_path(choose, params)
+
+
+def fine_tune(
+    loaded: txl_jax.Loaded, head: Any, parts: dict[str, Texts], layers: int, seed: int
+) -> dict[str, Any]:
+    """Returns the accuracy on the test and the number of epochs.
+
+    head: the logistic regression to start from. Training ends when the accuracy on the
+    validation part has not improved for PATIENCE epochs; its best parameters are used.
+    """
+    table_CX = np.column_stack([head.coef_, head.intercept_]).astype(np.float32)
+    if len(table_CX) == 1:  # the logit of the second of two classes
+        table_CX = np.vstack([0 * table_CX, table_CX])
+    best: Params = {"model": loaded.params}
+    best |= {"weights_XC": table_CX[:, :-1].T, "bias_C": table_CX[:, -1]}
+    model, trained = loaded.model, choose_trained(best, layers)
+    schedule = optax.linear_schedule(0, RATE, WARMUP)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
     @jax.jit
-    def moments_of(params: dict, tokens_BL: Array, memory: txl_jax.Memory) -> tuple:
-        found: Any = loaded.model.apply({"params": params}, tokens_BL, memory)
-        hidden_BLD, memory = found
-        h_NBLD = jnp.concatenate([memory.h_NBMD[:, :, -SEGMENT:], hidden_BLD[None]])
-        return h_NBLD.mean(axis=2), jnp.square(h_NBLD).mean(axis=2), memory
+    def update(params: Params, state: Any, batch: Batch, key: Array) -> tuple:
+        def loss(params: Params) -> Array:
+            return sum_losses(model, params, batch, key)[0] / batch.weight_B.sum()
 
-    features = []
-    for start in range(0, len(tokens_PT), AT_ONCE):
-        tokens_BT = tokens_PT[start : start + AT_ONCE].astype(np.int32)
-        memory = txl_jax.Memory.empty(loaded.config.model, len(tokens_BT))
-        moments = []
-        for tokens_BL in np.split(tokens_BT, tokens_BT.shape[1] // SEGMENT, axis=1):
-            *both, memory = moments_of(loaded.params, tokens_BL, memory)
-            moments.append(both)
-        mean_NBD, square_NBD = np.mean(moments, axis=0)
-        std_NBD = np.sqrt(square_NBD - mean_NBD**2)
-        features.append(np.concatenate([*mean_NBD, *std_NBD], axis=1))
-    return np.concatenate(features)
+        grads = jax.tree.map(jnp.multiply, jax.grad(loss)(params), trained)
+        step, state = optimizer.update(grads, state)
+        return optax.apply_updates(params, step), state
 
+    measure = jax.jit(functools.partial(sum_losses, model, key=None))
 
-def accuracy(features_PX: np.ndarray, class_P: np.ndarray, test_P: np.ndarray) -> float:
-    """Returns the share of test passages that a softmax regression gets right."""
-    train_PX = features_PX[~test_P]
-    scaled_PX = (features_PX - train_PX.mean(axis=0)) / (train_PX.std(axis=0) + 1e-6)
-    optimizer = optax.adam(RATE)
-    weights_XC = jnp.zeros((features_PX.shape[1], len(MODULES)))
+    def test(params: Params, part: str) -> np.ndarray:
+        batches = make_batches(loaded, parts[part])
+        sums = [measure(params, batch=batch) for batch in batches]
+        return np.sum(jax.device_get(sums), axis=0) / len(parts[part].texts)
 
-    def loss(weights_XC: Array) -> Array:
-        logits_PC = scaled_PX[~test_P] @ weights_XC
-        nll = optax.losses.softmax_cross_entropy_with_integer_labels
-        penalty = PENALTY * jnp.square(weights_XC).sum()
-        return nll(logits_PC, class_P[~test_P]).mean() + penalty
-
-    def update(carry: tuple, _: None) -> tuple[tuple, None]:
-        weights_XC, state = carry
-        step, state = optimizer.update(jax.grad(loss)(weights_XC), state)
-        return (optax.apply_updates(weights_XC, step), state), None
-
-    start = weights_XC, optimizer.init(weights_XC)
-    (weights_XC, _), _ = jax.lax.scan(update, start, length=UPDATES)
-    guess_P = np.argmax(scaled_PX[test_P] @ np.asarray(weights_XC), axis=1)
-    return float(np.mean(guess_P == class_P[test_P]))
+    params, state, random = best, optimizer.init(best), np.random.default_rng(seed)
+    highest, chosen, updates = test(params, "validation")[1], 0, 0
+    for epoch in range(1, EPOCHS + 1):
+        for batch in make_batches(loaded, parts["train"], random):
+            key = jax.random.fold_in(jax.random.key(seed), updates)
+            params, state = update(params, state, batch, key)
+            updates += 1
+        loss, accuracy = test(params, "validation")
+        print(f"epoch {epoch}: validation {loss:.3f} nats, {accuracy:.1%}")
+        if accuracy > highest:
+            best, highest, chosen = params, accuracy, epoch
+        elif epoch - chosen >= PATIENCE:
+            break
+    return {"accuracy": float(test(best, "test")[1]), "epochs": chosen}
 
 
-def check_model(loaded: txl_jax.Loaded, length: int) -> None:
-    """Raises UserError for another kind of memory or an unsuitable length."""
-    model, kind = loaded.config.model, loaded.vocab.kind
-    if length < SEGMENT or length % SEGMENT:
-        raise UserError(f"--length={length} must be a positive multiple of {SEGMENT}")
-    if model.mem_len < SEGMENT or choose_kind(model).field:
-        raise UserError(
-            "--model: the recipe reads the hidden states in the paper's memory, of at "
-            f"least {SEGMENT} tokens; this model has another memory"
-        )
-    if kind == "number":
-        raise UserError("--model: the passages are texts, and it reads numbers")
-
-
-def classify(name: str, length: int) -> dict[str, Any]:
-    """Returns the accuracies of both classifiers."""
+def classify(name: str, path: str, layers: int, seeds: int) -> dict[str, Any]:
+    """Returns the accuracies of the three classifiers, for each seed."""
     loaded = txl_jax.load(name)
-    check_model(loaded, length)
-    tokens_PT, class_P, test_P = read_passages(loaded.vocab, length)
-    counts_PX = np.array(
-        [np.bincount(x, minlength=len(loaded.vocab)) for x in tokens_PT]
-    )
-    return {
-        "passages": len(class_P),
-        "tested": int(test_P.sum()),
-        "accuracy": accuracy(describe(loaded, tokens_PT), class_P, test_P),
-        "accuracy_of_counts": accuracy(counts_PX, class_P, test_P),
+    kind, model = loaded.vocab.kind, loaded.config.model
+    refuse(kind == "number", "--model: it reads numbers, and the classes have texts")
+    refuse(not 0 <= layers <= model.n_layer, f"--layers: the model has {model.n_layer}")
+    # The frozen model reads as the fine-tuned one does.
+    same = {
+        name: getattr(model, name) for name in ("mem_len", "clamp_len", "same_length")
     }
+    config = dataclasses.replace(
+        loaded.config, eval=EvalConfig(tgt_len=SEGMENT, **same)
+    )
+    loaded = loaded._replace(config=config, ids=loaded.ids._replace(eval_reset=OFF))
+    classes = read_classes(path)
+    missing = importlib.util.find_spec("sklearn") is None
+    refuse(missing, "the recipe needs scikit-learn: pip install scikit-learn")
+    rows: dict[str, list[Any]] = collections.defaultdict(list)
+    for seed in range(1, seeds + 1):
+        parts = split(classes, seed)
+        rows["tfidf"].append(regress(count_words(parts), parts)[1])
+        features = {name: average(loaded, part) for name, part in parts.items()}
+        head, accuracy = regress(features, parts)
+        rows["frozen"].append(accuracy)
+        print(f"seed {seed}: TF-IDF {rows['tfidf'][-1]:.1%}, frozen {accuracy:.1%}")
+        found = fine_tune(loaded, head, parts, layers, seed)
+        rows["fine_tuned"].append(found["accuracy"])
+        rows["epochs"].append(found["epochs"])
+        print(f"seed {seed}: fine-tuned {found['accuracy']:.1%}")
+    sizes = {f"{name}_texts": len(part.texts) for name, part in parts.items()}
+    layers = layers or model.n_layer
+    return {"classes": [*classes], **sizes, "layers": layers, **rows}
 
 
 def main() -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("--model", default="shakespeare", help="a name or a workdir")
-    parser.add_argument("--length", type=int, default=1024, help="a multiple of 64")
+    parser.add_argument("--path", default="", help="a folder of classes")
+    parser.add_argument("--layers", type=int, default=0, help="top layers; 0 = all")
+    parser.add_argument("--seeds", type=program.count, default=3)
     args = parser.parse_args()
-    return program.run(lambda: classify(args.model, args.length))
+    return program.run(lambda: classify(args.model, args.path, args.layers, args.seeds))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,25 @@
 """The programs in experiments/recipes convert without loss, and report user errors."""
 
-import dataclasses
 import importlib
 import os
 import runpy
 import sys
 import types
+from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from experiments.recipes.classification import check_model
-from txl_jax.errors import UserError
-from txl_jax.model.config import ModelConfig
+from experiments.recipes import classification
+from tests.support import tiny
+from tests.support.refusal import refused
+from txl_jax.data.vocab import CharVocab
+from txl_jax.evaluate.options import EvalConfig
+from txl_jax.update.options import TrainConfig
 
 RECIPES = Path(__file__).parents[2] / "experiments" / "recipes"
 
@@ -63,7 +68,8 @@ def test_midi_becomes_the_same_numbers_again(
         ("recipes.series", "draw --samples=absent.npy", "cannot use absent.npy: No su"),
         ("recipes.midi", "absent.mid absent.npy", "cannot use absent.mid: No such fil"),
         ("recipes.classification", "--model=absent", "absent holds no run"),
-        ("recipes.classification", "--length=99", "--length=99 must be a positive"),
+        ("recipes.classification", "--layers=9", "--layers: the model has 4"),
+        ("recipes.classification", "--path=absent", "cannot use absent: No such file"),
     ],
 )
 def test_errors_are_one_line(
@@ -79,22 +85,91 @@ def test_errors_are_one_line(
     assert line in stderr.strip().splitlines()[-1] and "Traceback" not in stderr
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"mem_len": 0},
-        {"retrieval_len": 256},
-        {"compressed_len": 8, "compression_rate": 2},
-        {},
-    ],
-    ids=str,
-)
-def test_only_the_memory_of_the_paper_is_classified(changes: dict[str, Any]) -> None:
-    model = dataclasses.replace(ModelConfig(mem_len=64), **changes)
-    loaded: Any = types.SimpleNamespace(
-        config=types.SimpleNamespace(model=model), vocab=types.SimpleNamespace(kind="")
+SIZES: Any = dict(tgt_len=4, mem_len=8)
+KINDS: tuple[dict[str, Any], ...] = {}, tiny.TOKENS, tiny.FAST
+TRAIN = TrainConfig(segments_per_call=2, segments_per_update=2, gradient_segments=2)
+
+
+def make_part(vocab: CharVocab) -> classification.Texts:
+    """Returns texts of unequal length, each mostly of one of two letters."""
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(0, 9, rng.integers(1, 30)) for _ in range(21)]
+    class_P = np.arange(21) % 2
+    texts = [
+        vocab.decode([number] * 5 + [*x])
+        for number, x in zip(class_P, tokens, strict=True)
+    ]
+    return classification.Texts(texts, class_P)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_fine_tuning_starts_from_the_frozen_features(
+    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classification, "SEGMENT", 4)
+    monkeypatch.setattr(classification, "BATCH", 3)
+    config = tiny.config(mem_len=8, **kind)
+    loaded = tiny.loaded(
+        tiny.make_params(config), model=config, eval=EvalConfig(**SIZES), train=TRAIN
     )
-    if not changes:
-        return check_model(loaded, 64)
-    with pytest.raises(UserError, match="this model has another memory"):
-        check_model(loaded, 64)
+    loaded = loaded._replace(vocab=CharVocab("abcdefghijkl"))
+    part = make_part(loaded.vocab)
+    features_PX = classification.average(loaded, part)
+    rng = np.random.default_rng(1)
+    weights_XC, bias_C = rng.normal(size=(2 * tiny.D, 2)), rng.normal(size=2)
+    log_PC = jax.nn.log_softmax(features_PX @ weights_XC + bias_C)
+    expected = -log_PC[np.arange(21), part.class_P].sum()
+    params = {"model": loaded.params, "weights_XC": weights_XC, "bias_C": bias_C}
+    measure = jax.jit(
+        lambda batch: classification.sum_losses(loaded.model, params, batch, None)
+    )
+    for random in (None, rng):
+        batches = [*classification.make_batches(loaded, part, random)]
+        sums = np.sum([measure(batch) for batch in batches], axis=0)
+        # A deviation is the root of a difference, in which digits cancel.
+        assert sums[0] == pytest.approx(float(expected), rel=1e-3)
+        assert sums[1] == (log_PC.argmax(1) == part.class_P).sum()
+
+
+def test_the_top_layers_learn_the_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"SEGMENT": 4, "BATCH": 8, "RATE": 0.01}.items():
+        monkeypatch.setattr(classification, name, value)
+    loaded = tiny.loaded(tiny.make_params())._replace(vocab=CharVocab("abcdefghijkl"))
+    part = make_part(loaded.vocab)
+    # scikit-learn has one row for two classes.
+    coef_, intercept_ = np.zeros((1, 2 * tiny.D)), np.zeros(1)
+    head = types.SimpleNamespace(coef_=coef_, intercept_=intercept_)
+    parts = dict.fromkeys(classification.PARTS, part)
+    result = classification.fine_tune(loaded, head, parts, layers=1, seed=1)
+    assert result["accuracy"] > 0.8 and result["epochs"] >= 2
+    trained = classification.choose_trained({"model": loaded.params, "bias_C": 1}, 1)
+    layers = jax.tree.leaves(trained["model"].pop("layers"))
+    assert all(each.ravel().tolist() == [0, 1] for each in layers)
+    assert not any(jax.tree.leaves(trained.pop("model"))) and trained["bias_C"] == 1
+
+
+def test_parts_share_neither_files_nor_texts(tmp_path: Path) -> None:
+    classes = classification.read_classes("")
+    assert set(classes) == set(classification.PACKAGES)
+    parts = classification.split(classes, seed=1)
+    texts = [text for part in parts.values() for text in part.texts]
+    assert len(texts) == len(set(texts)) > 400
+    files = [
+        {text[: classification.LONGEST] for text in file}
+        for x in classes.values()
+        for file in x
+    ]
+    once = {text for text, count in Counter(chain(*files)).items() if count == 1}
+    used = [
+        {n for n, file in enumerate(files) if file & once & {*part.texts}}
+        for part in parts.values()
+    ]
+    assert all(used) and sum(map(len, used)) == len(set().union(*used))
+    for name, count in {"a": 5, "b": 1}.items():
+        (tmp_path / name).mkdir()
+        for n in range(count):
+            (tmp_path / name / f"{n}.txt").write_text(f"{name} {n} " * 100)
+    with refused("class b is too small: its train part"):
+        classification.split(classification.read_classes(str(tmp_path)), seed=1)
