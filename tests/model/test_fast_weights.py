@@ -161,7 +161,7 @@ def test_several_segments_in_a_call_are_segments_one_after_the_other() -> None:
     params = tiny.make_params(CONFIG)
     joined = tiny.apply(
         CONFIG, params, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:],
-        choose_kind(CONFIG).empty(B), method=calls.nll,
+        choose_kind(CONFIG).empty(B), method=calls.nll_of_segments,
         first_BL=FIRST_BT, segment_len=L,
     )  # fmt: skip
     tiny.assert_close(joined, read(CONFIG, params, choose_kind(CONFIG).empty(B)))
@@ -230,7 +230,7 @@ def test_gradients_pass_the_segments_of_a_call() -> None:
     def loss(params: Params, memory: Any) -> Any:
         result: Any = TransformerXL(CONFIG).apply(
             {"params": params}, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:], memory,
-            method=calls.nll,
+            method=calls.nll_of_segments,
         first_BL=FIRST_BT, segment_len=L,
         )  # fmt: skip
         return jnp.sum(result[0][:, -L:])

@@ -97,7 +97,7 @@ def test_several_segments_in_a_call_are_read_one_by_one() -> None:
     joined_BTD, after = tiny.apply(
         CONFIG, params, join(TOKENS_SBL[:2]), choose_kind(CONFIG).empty(B),
         first_BL=join(FIRST_SBL[2:4]), length_B=length_B, segment_len=L,
-        method=calls.read,
+        method=calls.read_segments,
     )  # fmt: skip
     memory, pieces = choose_kind(CONFIG).empty(B), []
     for s in range(2):

@@ -52,7 +52,7 @@ def test_segments_of_one_call_match_many(
         params = unstack(params)
         empty = functools.partial(KeyValueMemory.empty, config, params, B)
         many, one = empty(T, window_len=L if kind == "windows" else 0), empty(L)
-    read = functools.partial(tiny.apply, config, params, method=calls.read)
+    read = functools.partial(tiny.apply, config, params, method=calls.read_segments)
     for length_B in ([T] * B, [T, L + 1, 0]):
         tokens_BT = tiny.make_tokens(B, T, len(length_B))
         first_BT = rng.random((B, T)) < 0.15

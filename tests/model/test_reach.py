@@ -88,7 +88,7 @@ def test_gradients_reach_as_far_as_the_masks(M: int, L: int) -> None:
             Memory.empty(config, 2),
             first_BL=first_BT,
             segment_len=L,
-            method=calls.nll,
+            method=calls.nll_of_segments,
         )
         return nll_BT[:, -L:]
 

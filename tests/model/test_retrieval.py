@@ -94,7 +94,7 @@ def test_any_segments_and_any_memory_give_the_same() -> None:
         tiny.assert_close(nll_BT, expected_BT)
     joined = tiny.apply(
         CONFIG, params, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:],
-        choose_kind(CONFIG).empty(B), method=calls.nll,
+        choose_kind(CONFIG).empty(B), method=calls.nll_of_segments,
         first_BL=FIRST_BT, segment_len=L,
     )  # fmt: skip
     tiny.assert_close(joined, read(CONFIG, params, choose_kind(CONFIG).empty(B)))

@@ -136,7 +136,7 @@ def test_an_optimizer_gets_the_gradient_across_segments(name: str) -> None:
     mean = jax.tree.map(lambda x: jnp.float32(x / tokens), grads)
     norm = optax.tree.norm(mean)
     tiny.assert_close(metrics["grad_norm"][0], norm)
-    update = jax.jit(optax.with_extra_args_support(optimizer).update)
+    update = jax.jit(optimizer.update)
     updates, _ = update(mean, state.opt_state, state.params, grad_norm=norm)
     expected = jax.tree.map(lambda p, u: p - 0.5 * u, state.params, updates)
     # Muon's iteration amplifies small singular values, and so their rounding.

@@ -40,7 +40,7 @@ with pytest.MonkeyPatch.context() as patch:
     ADAM, SCHEDULE = make_optimizer(OPTIM), make_schedule(OPTIM, 96)
 AVERAGE = make_average(OPTIM)
 # Its update is the gradient itself, so that gradients can be read off the parameters.
-SGD = optax.identity()
+SGD = optax.with_extra_args_support(optax.identity())
 SGD_RATE = 0.1  # with 1, the second update would amplify the rounding of the first
 Step = Callable[[TrainState, Segment], tuple[TrainState, dict[str, jax.Array]]]
 
@@ -54,7 +54,7 @@ def make_config(updates: int = 1, **changes: Any) -> TrainConfig:
 
 def make_state(
     model: ModelConfig,
-    optimizer: optax.GradientTransformation = ADAM,
+    optimizer: optax.GradientTransformationExtraArgs = ADAM,
     batch_size: int = B,
     generator: str = "rbg",  # compiles fastest
 ) -> TrainState:
@@ -74,7 +74,7 @@ def make_state(
 def make_step(
     model: ModelConfig,
     config: TrainConfig,
-    optimizer: optax.GradientTransformation = ADAM,
+    optimizer: optax.GradientTransformationExtraArgs = ADAM,
 ) -> Step:
     schedule = optax.constant_schedule(SGD_RATE) if optimizer is SGD else SCHEDULE
     network = TransformerXL(model)

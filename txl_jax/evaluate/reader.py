@@ -41,7 +41,7 @@ def from_hidden(output: Output) -> ReadSegment:
     def read_segment(
         model: TransformerXL, memory: AnyMemory, segment: OneSegment, segment_len: int
     ) -> tuple[Outputs, AnyMemory]:
-        hidden_BLD, memory = calls.read(
+        hidden_BLD, memory = calls.read_segments(
             model,
             segment.inputs_BL,
             memory,

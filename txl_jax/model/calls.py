@@ -1,13 +1,13 @@
 """Functions that wrap a call of a `TransformerXL`, which reads one segment.
 
-    read         several segments in one call,
+    read_segments    several segments in one call,
                      computed together,
                      or in sequence, for some kinds of memory,
                      or in pieces, which lie on different devices
-    nll          the same, with the losses of targets
-    read_inputs  one segment of embeddings instead of tokens
+    nll_of_segments  the same, with the losses of targets
+    read_inputs      one segment of embeddings instead of tokens
 
-These functions stand for methods of the model: `apply(..., method=read)`.
+Pass these functions to `apply` as `method`.
 
 Dims: S segments of L tokens, T = S L tokens of a call.
 """
@@ -42,7 +42,7 @@ def fixed_model(
     return TransformerXL(config, "separate"), unstack
 
 
-def read(
+def read_segments(
     model: TransformerXL,
     tokens_BT: Array,
     memory: AnyMemory,
@@ -57,20 +57,25 @@ def read(
     where layer n of a segment reads only layer n - 1 of earlier ones. Not for absolute
     positions, nor for documents with initial_memory = "zeros".
     """
-    segments = first_BL, length_B, segment_len
     kind, tokens_BT = model.kind, jnp.asarray(tokens_BT)
     if kind.splits and model.layout == "stacked":
         if (P := count_pieces(tokens_BT)) > 1:
-            return read_in_pieces(model, tokens_BT, memory, P, *segments)
+            return read_in_pieces(
+                model, tokens_BT, memory, P, first_BL, length_B, segment_len
+            )
     h_BTD = model.enter(model.embedding.embed(tokens_BT))
     if kind.by_segments and 0 < segment_len < tokens_BT.shape[1]:
-        h_BTD, memory = read_in_sequence(model, h_BTD, memory, *segments)
+        h_BTD, memory = read_in_sequence(
+            model, h_BTD, memory, first_BL, length_B, segment_len
+        )
     else:
-        h_BTD, memory = model.read(h_BTD, memory, *segments)
+        h_BTD, memory = model.run_with_memory(
+            h_BTD, memory, first_BL, length_B, segment_len
+        )
     return model.drop_rows(h_BTD), memory
 
 
-def nll(
+def nll_of_segments(
     model: TransformerXL,
     tokens_BT: Array,
     targets_BT: Array,
@@ -78,7 +83,7 @@ def nll(
     **segments: Any,
 ) -> tuple[Array, AnyMemory]:
     """Returns (nll_BT, memory), as `TransformerXL.nll`, after several segments."""
-    hidden_BTD, memory = read(model, tokens_BT, memory, **segments)
+    hidden_BTD, memory = read_segments(model, tokens_BT, memory, **segments)
     return model.embedding.nll(hidden_BTD, targets_BT), memory
 
 
@@ -96,7 +101,7 @@ def read_inputs(
     may be 0.
     """
     h_BLD = model.enter(inputs_BLD.astype(model.config.compute_dtype))
-    h_BLD, memory = model.read(h_BLD, memory, first_BL, length_B)
+    h_BLD, memory = model.run_with_memory(h_BLD, memory, first_BL, length_B)
     return model.drop_rows(h_BLD), memory
 
 
@@ -118,7 +123,7 @@ def read_in_sequence(
         return jnp.swapaxes(x_BSL, 0, 1)
 
     def read_one(model: TransformerXL, memory: AnyMemory, segment: Any) -> Any:
-        return model.read(segment[0], memory, *segment[1:])[::-1]
+        return model.run_with_memory(segment[0], memory, *segment[1:])[::-1]
 
     length_SB = jnp.clip(length_B - jnp.arange(0, T, L)[:, None], 0, L)
     scan: Any = nn.scan(
@@ -139,7 +144,7 @@ def read_in_pieces(
     length_B: Array | None,
     segment_len: int,
 ) -> tuple[Array, Any]:
-    """Returns the results of `read`; each device computes one of P pieces."""
+    """Returns the results of `read_segments`; each device computes one of P pieces."""
     M, T = memory.mem_len, tokens_BT.shape[1]
     check_pieces(model.config, P, T, M, segment_len)
     memory, first_BT = model.kind.begin(memory, first_BT)

@@ -84,7 +84,7 @@ class TransformerXL(nn.Module):
             padding at the right end, which never enters the memory.
         """
         h_BLD = self.enter(self.embedding.embed(jnp.asarray(tokens_BL)))
-        h_BLD, memory = self.read(h_BLD, memory, first_BL, length_B)
+        h_BLD, memory = self.run_with_memory(h_BLD, memory, first_BL, length_B)
         return self.drop_rows(h_BLD), memory
 
     def enter(self, h_BLD: Array) -> Array:
@@ -94,7 +94,7 @@ class TransformerXL(nn.Module):
             h_BLD += position_LD.astype(self.config.compute_dtype)
         return self.drop_rows(h_BLD)
 
-    def read(
+    def run_with_memory(
         self,
         h_BLD: Array,
         memory: Any,
@@ -102,7 +102,10 @@ class TransformerXL(nn.Module):
         length_B: Array | None,
         segment_len: int = 0,
     ) -> tuple[Array, Any]:
-        """Returns (the last layer's output, memory); segment_len: see `calls.read`."""
+        """Returns (the last layer's output, memory), given the first one's input.
+
+        segment_len: see `calls.read_segments`.
+        """
         kind, M, L = self.kind, memory.mem_len, h_BLD.shape[1]
         memory, first_BL = kind.begin(memory, first_BL)
         keys = keys_per_query(self.config, M)

@@ -50,174 +50,34 @@ class Sums(NamedTuple):
     nll: Array  # in nats
     tokens: Array
     added: dict[str, Array]  # the memory's own losses, by name
-    grads: Params
+    grads: Params | None = None  # added once the loss has returned the other sums
 
 
 Carry = tuple[Sums, MemoryLike]
-# (carry, segment, key) -> the carry after the segment, whose sums are added
-Add = Callable[..., Carry]
+# (carry, a segment or a chunk of one, key) -> the carry, with its sums added
+Add = Callable[[Carry, OneSegment, Array], Carry]
 
 
-def sum_gradients(
-    model: TransformerXL,
-    params: Params,
-    memory: MemoryLike,
-    segments: Segment,
-    key: Array,
+def make_updater(
+    model_config: ModelConfig,
     config: TrainConfig,
-) -> Carry:
-    """Returns (the sums over the G segments of an update, the memory after them).
-
-    The loss is the nll and the memory's own losses. Gradients have the dtype of
-    `cast_layers`; a sum over several parts has the parameters' dtype. The key of chunk
-    c of segment j is `fold_in(fold_in(key, j), c)`.
-    """
-    segments = join(segments, config.gradient_segments)
-    segment_len = config.tgt_len if config.gradient_segments > 1 else 0
-    used = cast_layers(params, model.config.compute_dtype)
-    kind = choose_kind(model.config)
-
-    def loss(
-        params: Params, memory: MemoryLike, segment: OneSegment, key: Array
-    ) -> tuple[Array, tuple[tuple[Array, Array, dict[str, Array]], MemoryLike]]:
-        nll, (tokens, after) = nll_sum(
-            model, params, memory, segment, key, segment_len=segment_len
-        )
-        tokens_B = jnp.sum(segment.weights_BL, axis=1)
-        added = kind.added_losses(after, tokens_B)
-        return sum(added.values(), nll), ((nll, tokens, added), after)
-
-    def add(carry: Carry, segment: OneSegment, key: Array, chunk: int = 0) -> Carry:
-        (total, memory), key = carry, jax.random.fold_in(key, chunk)
-        with jax.named_scope("forward_and_backward"):
-            grad = jax.grad(loss, has_aux=True)
-            grads, (sums, memory) = grad(used, memory, segment, key)
-        nll, tokens, added = sums
-        return jax.tree.map(jnp.add, total, Sums(nll, tokens, added, grads)), memory
-
-    J, C, zero = segments.length_SB.shape[0], config.batch_chunk, jnp.zeros(())
-    added = dict.fromkeys(kind.added_losses(memory, zero), zero)
-    zeros = jax.tree.map(jnp.zeros_like, params if J * C > 1 else used)
-    carry = Sums(zero, zero, added, zeros), memory
-    add_segment: Add = functools.partial(over_chunks, add, C) if C > 1 else add
-    if J > 1:
-        return over_segments(add_segment, carry, segments, key)
-    return add_segment(carry, only(segments), jax.random.fold_in(key, 0))
-
-
-def over_segments(add: Add, carry: Carry, segments: Segment, key: Array) -> Carry:
-    """Adds several segments; the memory passes from one to the next."""
-
-    def add_one(carry: Carry, xs: tuple[Array, OneSegment]) -> tuple[Carry, None]:
-        j, segment = xs
-        return add(carry, segment, jax.random.fold_in(key, j)), None
-
-    xs = jnp.arange(len(segments.length_SB)), OneSegment._make(segments)
-    return jax.lax.scan(add_one, carry, xs)[0]
-
-
-def over_chunks(
-    add: Add, C: int, carry: Carry, segment: OneSegment, key: Array
-) -> Carry:
-    """Adds a segment in C chunks of its streams, which saves memory."""
-
-    def add_one(total: Sums, xs: tuple[Array, MemoryLike, OneSegment]) -> Carry:
-        c, memory, segment = xs
-        return add((total, memory), segment, key, c)
-
-    total, memory = carry
-    axes = stream_dimension((memory, segment))
-    split = functools.partial(split_streams, C=C)
-    xs = jnp.arange(C), *jax.tree.map(split, (memory, segment), axes)
-    total, memory = jax.lax.scan(add_one, total, xs)
-    return total, jax.tree.map(join_streams, memory, axes[0])
-
-
-def stream_dimension(tree: Tree) -> Tree:
-    """Returns each array's dimension of streams, by the letters of its name."""
-    return jax.tree.map(
-        lambda spec: tuple(spec).index("B"),
-        letters(tree),
-        is_leaf=lambda spec: isinstance(spec, PartitionSpec),
-    )
-
-
-def split_streams(x: Array, axis: int, C: int) -> Array:
-    """Returns x [.., B, ..] as C chunks [C, .., B / C, ..]; chunk c has streams c::C.
-
-    Strided, so that every chunk takes its part of every shard of the streams and no
-    stream moves between devices.
-    """
-    shape = (*x.shape[:axis], x.shape[axis] // C, C, *x.shape[axis + 1 :])
-    return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
-
-
-def join_streams(x: Array, axis: int) -> Array:
-    """Inverts `split_streams`."""
-    x = jnp.moveaxis(x, 0, axis + 1)
-    B = x.shape[axis] * x.shape[axis + 1]
-    return x.reshape(*x.shape[:axis], B, *x.shape[axis + 2 :])
-
-
-def cast_layers(params: Params, dtype: DTypeLike) -> Params:
-    """Returns the parameters with the layers' matrices in dtype.
-
-    The layers use them in this type only. Inside the scan over layers, each pass would
-    cast them again.
-    """
-
-    def cast(x_N: Array) -> Array:
-        return x_N.astype(dtype) if x_N.ndim > 2 else x_N
-
-    return {**params, "layers": jax.tree.map(cast, params["layers"])}
-
-
-def nll_sum(
-    model: TransformerXL,
-    params: Params,
-    memory: AnyMemory,
-    segment: OneSegment,
-    key: Array,
-    segment_len: int = 0,
-) -> tuple[Array, tuple[Array, AnyMemory]]:
-    """Returns (nll of a segment's scored tokens in nats, (tokens, memory)).
-
-    tokens: the number of scored tokens. segment_len: as for a call of the model.
-    """
-    result: Any = model.apply(
-        {"params": params},
-        segment.inputs_BL,
-        segment.targets_BL,
-        memory,
-        first_BL=segment.first_BL,
-        length_B=segment.length_B,
-        segment_len=segment_len,
-        method=calls.nll,
-        rngs={"dropout": key},
-    )
-    (nll_BL, memory), weights_BL = result, segment.weights_BL
-    return jnp.sum(nll_BL * weights_BL), (jnp.sum(weights_BL), memory)
-
-
-def apply_gradients(
-    state: TrainState,
-    optimizer: optax.GradientTransformationExtraArgs,
-    grads: Params,
-    grad_norm: Array,
-    lr: Array,
-) -> TrainState:
-    """Returns the state with updated parameters."""
-    with jax.named_scope("optimizer"):
-        updates, opt_state = optimizer.update(
-            grads, state.opt_state, state.params, grad_norm=grad_norm
-        )
-        params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
-    return dataclasses.replace(state, params=params, opt_state=opt_state)
+    optim_config: OptimConfig,
+    mesh: Mesh,
+) -> Updater:
+    """Returns the Updater of a run on the mesh."""
+    optimizer = make_optimizer(optim_config)
+    add_to_average = make_average(optim_config)
+    size, seed, averages = config.batch_size, config.seed, add_to_average is not None
+    schedule = make_schedule(optim_config, config.num_steps)
+    model = TransformerXL(model_config)
+    step = make_train_step(model, optimizer, schedule, config, add_to_average)
+    init, like = init_state(model_config, optimizer, size, seed, mesh, averages)
+    return Updater(init, like, step)
 
 
 def make_train_step(
     model: TransformerXL,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     schedule: Schedule,
     config: TrainConfig,
     add_to_average: AddToAverage | None = None,
@@ -226,11 +86,9 @@ def make_train_step(
 
     The loss of an update is the mean nll of its scored tokens, in nats; the memory's
     losses are separate metrics, and part of the gradient. An update whose loss or
-    gradient norm is not finite is skipped: it only empties the memory and counts as a
-    step of the schedule. It is never applied later.
+    gradient norm is not finite is skipped. A skipped update changes only the memory,
+    which it empties, and the step count.
     """
-    # Most of optax's transformations do not accept grad_norm.
-    optimizer = optax.with_extra_args_support(optimizer)
 
     def update(state: TrainState, segments: Segment) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(state.rng, state.step)
@@ -292,18 +150,163 @@ def over_updates(
     return jax.lax.scan(update, state, each)
 
 
-def make_updater(
-    model_config: ModelConfig,
+def sum_gradients(
+    model: TransformerXL,
+    params: Params,
+    memory: MemoryLike,
+    segments: Segment,
+    key: Array,
     config: TrainConfig,
-    optim_config: OptimConfig,
-    mesh: Mesh,
-) -> Updater:
-    """Returns the Updater of a run on the mesh."""
-    optimizer = make_optimizer(optim_config)
-    add_to_average = make_average(optim_config)
-    size, seed, averages = config.batch_size, config.seed, add_to_average is not None
-    schedule = make_schedule(optim_config, config.num_steps)
-    model = TransformerXL(model_config)
-    step = make_train_step(model, optimizer, schedule, config, add_to_average)
-    init, like = init_state(model_config, optimizer, size, seed, mesh, averages)
-    return Updater(init, like, step)
+) -> Carry:
+    """Returns (the sums over the G segments of an update, the memory after them).
+
+    The loss is the nll and the memory's own losses. Gradients have the dtype of
+    `cast_layers`; a sum over several parts has the parameters' dtype. The key of chunk
+    c of segment j is `fold_in(fold_in(key, j), c)`.
+    """
+    segments = join(segments, config.gradient_segments)
+    segment_len = config.tgt_len if config.gradient_segments > 1 else 0
+    used = cast_layers(params, model.config.compute_dtype)
+    kind = choose_kind(model.config)
+
+    def loss(
+        params: Params, memory: MemoryLike, segment: OneSegment, key: Array
+    ) -> tuple[Array, tuple[Sums, MemoryLike]]:
+        nll, (tokens, after) = nll_sum(
+            model, params, memory, segment, key, segment_len=segment_len
+        )
+        tokens_B = jnp.sum(segment.weights_BL, axis=1)
+        added = kind.added_losses(after, tokens_B)
+        return sum(added.values(), nll), (Sums(nll, tokens, added), after)
+
+    def add_chunk(carry: Carry, segment: OneSegment, key: Array) -> Carry:
+        total, memory = carry
+        with jax.named_scope("forward_and_backward"):
+            grad = jax.grad(loss, has_aux=True)
+            grads, (sums, memory) = grad(used, memory, segment, key)
+        return jax.tree.map(jnp.add, total, sums._replace(grads=grads)), memory
+
+    C, zero = config.batch_chunk, jnp.zeros(())
+    parts = C * len(segments.length_SB)
+    zeros = jax.tree.map(jnp.zeros_like, params if parts > 1 else used)
+    start = Sums(zero, zero, dict.fromkeys(kind.losses, zero), zeros)
+    add_segment = functools.partial(over_chunks, add_chunk, C)
+    return over_segments(add_segment, (start, memory), segments, key)
+
+
+def over_segments(
+    add_segment: Add, carry: Carry, segments: Segment, key: Array
+) -> Carry:
+    """Adds the segments; the memory passes from one to the next."""
+    J = len(segments.length_SB)
+    if J == 1:
+        return add_segment(carry, only(segments), jax.random.fold_in(key, 0))
+
+    def body(carry: Carry, xs: tuple[Array, OneSegment]) -> tuple[Carry, None]:
+        j, segment = xs
+        return add_segment(carry, segment, jax.random.fold_in(key, j)), None
+
+    return jax.lax.scan(body, carry, (jnp.arange(J), OneSegment._make(segments)))[0]
+
+
+def over_chunks(
+    add_chunk: Add, C: int, carry: Carry, segment: OneSegment, key: Array
+) -> Carry:
+    """Adds a segment in C chunks of its streams, which saves memory."""
+    if C == 1:
+        return add_chunk(carry, segment, jax.random.fold_in(key, 0))
+
+    def body(total: Sums, xs: tuple[Array, MemoryLike, OneSegment]) -> Carry:
+        c, memory, segment = xs
+        return add_chunk((total, memory), segment, jax.random.fold_in(key, c))
+
+    total, memory = carry
+    axes = stream_dimension((memory, segment))
+    split = functools.partial(split_streams, C=C)
+    xs = jnp.arange(C), *jax.tree.map(split, (memory, segment), axes)
+    total, memory = jax.lax.scan(body, total, xs)
+    return total, jax.tree.map(join_streams, memory, axes[0])
+
+
+def nll_sum(
+    model: TransformerXL,
+    params: Params,
+    memory: AnyMemory,
+    segment: OneSegment,
+    key: Array,
+    segment_len: int = 0,
+) -> tuple[Array, tuple[Array, AnyMemory]]:
+    """Returns (nll of a segment's scored tokens in nats, (tokens, memory)).
+
+    tokens: the number of scored tokens. segment_len: see `calls.read_segments`. Unlike
+    `TransformerXL.nll`, `calls.nll_of_segments` also reads several joined segments, and
+    pieces of a segment on several devices.
+    """
+    result: Any = model.apply(
+        {"params": params},
+        segment.inputs_BL,
+        segment.targets_BL,
+        memory,
+        first_BL=segment.first_BL,
+        length_B=segment.length_B,
+        segment_len=segment_len,
+        method=calls.nll_of_segments,
+        rngs={"dropout": key},
+    )
+    (nll_BL, memory), weights_BL = result, segment.weights_BL
+    return jnp.sum(nll_BL * weights_BL), (jnp.sum(weights_BL), memory)
+
+
+def cast_layers(params: Params, dtype: DTypeLike) -> Params:
+    """Returns the parameters with the layers' matrices in dtype.
+
+    The layers use them in this type only. Inside the scan over layers, each pass would
+    cast them again.
+    """
+
+    def cast(x_N: Array) -> Array:
+        return x_N.astype(dtype) if x_N.ndim > 2 else x_N
+
+    return {**params, "layers": jax.tree.map(cast, params["layers"])}
+
+
+def stream_dimension(tree: Tree) -> Tree:
+    """Returns each array's dimension of streams, by the letters of its name."""
+    return jax.tree.map(
+        lambda spec: tuple(spec).index("B"),
+        letters(tree),
+        is_leaf=lambda spec: isinstance(spec, PartitionSpec),
+    )
+
+
+def split_streams(x: Array, axis: int, C: int) -> Array:
+    """Returns x [.., B, ..] as C chunks [C, .., B / C, ..]; chunk c has streams c::C.
+
+    Strided, so that every chunk takes its part of every shard of the streams and no
+    stream moves between devices.
+    """
+    shape = (*x.shape[:axis], x.shape[axis] // C, C, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
+
+
+def join_streams(x: Array, axis: int) -> Array:
+    """Inverts `split_streams`."""
+    x = jnp.moveaxis(x, 0, axis + 1)
+    B = x.shape[axis] * x.shape[axis + 1]
+    return x.reshape(*x.shape[:axis], B, *x.shape[axis + 2 :])
+
+
+def apply_gradients(
+    state: TrainState,
+    optimizer: optax.GradientTransformationExtraArgs,
+    grads: Params,
+    grad_norm: Array,
+    lr: Array,
+) -> TrainState:
+    """Returns the state with updated parameters."""
+    with jax.named_scope("optimizer"):
+        updates, opt_state = optimizer.update(
+            grads, state.opt_state, state.params, grad_norm=grad_norm
+        )
+        params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
+    return dataclasses.replace(state, params=params, opt_state=opt_state)

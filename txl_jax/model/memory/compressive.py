@@ -252,6 +252,11 @@ class Compressive(Kind):
     field = "compressed_len"
     restarts = False
 
+    @property
+    def losses(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The loss of a compression that learns."""
+        return ("reconstruction_mse",) if self.config.compression == "conv" else ()
+
     def empty(self, batch_size: int) -> MemoryLike:
         """Returns the initial memory."""
         return CompressiveMemory.empty(self.config, batch_size)
@@ -270,7 +275,5 @@ class Compressive(Kind):
     def added_losses(
         self, memory: CompressiveMemory, tokens_B: Array
     ) -> dict[str, Array]:
-        """Returns the loss of a compression that learns."""
-        if self.config.compression != "conv":
-            return {}
-        return {"reconstruction_mse": jnp.sum(memory.error_B * tokens_B)}
+        """Returns the sum of the error, if it is a loss."""
+        return {name: jnp.sum(memory.error_B * tokens_B) for name in self.losses}

@@ -94,8 +94,9 @@ class Kind(abc.ABC):
     splits = False
     # Whether results depend on where segments begin.
     by_segments = False
-    # Whether a document that starts inside a segment has the results of a cold start.
+    # Whether a document gets the same results wherever in a segment it starts.
     restarts = True
+    losses: tuple[str, ...] = ()  # the names of `added_losses`
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
