@@ -29,7 +29,7 @@ from experiments.figures import program
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.interval import keys_per_query
+from txl_jax.model.memory.interval import count_keys
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.state import abstract_params
 
@@ -52,7 +52,7 @@ def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> fl
         return 0
     if config.recurrence == "same" or config.memory_tokens or config.fast_weights:
         return math.inf
-    keys, oldest = keys_per_query(config, M), 0  # the oldest token that counts so far
+    keys, oldest = count_keys(config, M), 0  # the oldest token that counts so far
     for n in reversed(range(N)):
         local = oldest + 1 - keys if keys else oldest // L * L - M
         far = oldest - config.retrieval_len if n == config.retrieval_index else local

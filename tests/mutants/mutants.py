@@ -21,8 +21,8 @@ model/memory/interval.py
     - starts_BL = first_BL & (position_L < length_B[:, None])
     + starts_BL = first_BL & (position_L >= 0)
   same_length sees one key too many: model
-    - query_L + M + 1 - reach
-    + query_L + M - reach
+    - query_L + M + 1 - keys_per_query
+    + query_L + M - keys_per_query
   a segment sees more than M keys before it: model/test_parallel_segments.py
     - oldest = jnp.maximum(oldest, query_L // segment_len * segment_len)
     + oldest = jnp.maximum(oldest, 0)

@@ -28,7 +28,7 @@ class PositionTerms(NamedTuple):
 class Operands(NamedTuple):
     """The argument of every kernel; the letters of a name are its dimensions.
 
-    Query i sees the keys oldest <= j <= i + M: its own, i + M, is the newest.
+    Query i sees keys oldest[i] to i + M; key i + M is its own.
     """
 
     q_BLHA: Array

@@ -25,7 +25,7 @@ from txl_jax.kernels.softmax import Head, adaptive_nll
 from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
-from txl_jax.model.initializers import normal, weight
+from txl_jax.model.initializers import normal, weight_init
 
 Shared = tuple[tuple[Array, ...], tuple[Array | None, ...]]  # tables, projections
 
@@ -73,12 +73,12 @@ class EmbeddingAndSoftmax(nn.Module):
         config = self.config
         if config.div_val == 1:
             shape = (config.vocab_size, config.embed_size)
-            return [self.param(name, weight(config, "VE"), shape)]
+            return [self.param(name, weight_init(config, "VE"), shape)]
         sizes = zip(self.bounds, config.embed_sizes, strict=True)
         return [
             # Replicated: the sizes of rare clusters rarely divide over the mesh.
             self.param(
-                f"{name}_{i}", weight(config, ".." if i else "VE"), (high - low, E)
+                f"{name}_{i}", weight_init(config, ".." if i else "VE"), (high - low, E)
             )
             for i, ((low, high), E) in enumerate(sizes)
         ]

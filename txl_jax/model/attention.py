@@ -1,6 +1,7 @@
 """Multi-head attention over memory and segment (sections 3.2 and 3.3).
 
-Dims: J, P and C as in `memory.key_values`.
+Dims: separate parameters are stacked: J = 3 of q, k and v, and P = 2 parts of o, of
+C = D / 2 columns each.
 """
 
 import functools
@@ -17,32 +18,34 @@ from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.gate import add_residual
-from txl_jax.model.initializers import Layout, feature_norm, head_norm, weights
+from txl_jax.model.initializers import Layout, feature_norm, head_norm, weight_maker
 from txl_jax.model.memory.key_values import join_heads, project_all
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import position_terms, rotate_queries_and_keys
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def project(h_BKD: Array, x_HAD: Array, M: int) -> Array:
+def project(h_BKD: Array, x_HAD: Array, n_constant: int) -> Array:
     """Returns keys or values, x_BKHA.
 
-    The first M states, the memory's, get no gradient: the backward pass omits their
-    product.
+    The first n_constant states, the memory's, get no gradient: the backward pass omits
+    their product.
     """
     return jnp.einsum("BKD,HAD->BKHA", h_BKD, x_HAD)
 
 
-def _forward(h_BKD: Array, x_HAD: Array, M: int) -> tuple[Array, tuple[Array, Array]]:
-    return project(h_BKD, x_HAD, M), (h_BKD, x_HAD)
+def _forward(
+    h_BKD: Array, x_HAD: Array, n_constant: int
+) -> tuple[Array, tuple[Array, Array]]:
+    return project(h_BKD, x_HAD, n_constant), (h_BKD, x_HAD)
 
 
 def _backward(
-    M: int, saved: tuple[Array, Array], grad_BKHA: Array
+    n_constant: int, saved: tuple[Array, Array], grad_BKHA: Array
 ) -> tuple[Array, Array]:
     h_BKD, x_HAD = saved
-    grad_BLD = jnp.einsum("BLHA,HAD->BLD", grad_BKHA[:, M:], x_HAD)
-    grad_BKD = jnp.pad(grad_BLD, ((0, 0), (M, 0), (0, 0)))
+    grad_BLD = jnp.einsum("BLHA,HAD->BLD", grad_BKHA[:, n_constant:], x_HAD)
+    grad_BKD = jnp.pad(grad_BLD, ((0, 0), (n_constant, 0), (0, 0)))
     return grad_BKD, jnp.einsum("BKHA,BKD->HAD", grad_BKHA, h_BKD)
 
 
@@ -71,7 +74,7 @@ class Attention(nn.Module):
         residual adds the raw input; otherwise the sum is normalized.
         """
         config = self.config
-        make = weights(self)
+        make = weight_maker(self)
         D, H, A = config.d_model, config.n_head, config.d_head
         norm = feature_norm(config, name="norm")
         is_separate = self.layout == "separate"
@@ -85,21 +88,21 @@ class Attention(nn.Module):
             )
 
         # Equation 2: queries come from the segment, keys and values also from memory.
-        h_BKD, constant = h_BLD, 0
+        h_BKD, n_constant = h_BLD, 0
         if (before := layer.before(h_BLD)) is not None:
-            h_BMD, constant = before
+            h_BMD, n_constant = before
             h_BKD = jnp.concatenate([h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
         x_BKD, x_BLD = h_BKD, h_BLD
         if config.pre_lnorm:  # the norm gets a gradient from the memory's keys
-            x_BKD, constant = norm(h_BKD), 0
+            x_BKD, n_constant = norm(h_BKD), 0
             x_BLD = x_BKD[:, -h_BLD.shape[1] :]
         if is_separate:
             # The memory holds keys and values: only the segment is projected, K = L.
             q_BLHA, k_BKHA, v_BKHA = project_all(x_BLD, qkv_DJHA)
         else:
             q_BLHA = jnp.einsum("BLD,HAD->BLHA", x_BLD, q_HAD)
-            k_BKHA = project(x_BKD, k_HAD, constant)
-            v_BKHA = project(x_BKD, v_HAD, constant)
+            k_BKHA = project(x_BKD, k_HAD, n_constant)
+            v_BKHA = project(x_BKD, v_HAD, n_constant)
         q_BLHA = checkpoint_name(q_BLHA, "q")
         k_BKHA, v_BKHA = checkpoint_name(k_BKHA, "k"), checkpoint_name(v_BKHA, "v")
         q_BLHA = head_norm(config, "q_norm")(q_BLHA)
@@ -123,8 +126,8 @@ class Attention(nn.Module):
 
     def _attend_in_order(self, operands: Operands) -> Array:
         """Returns o_BLHA, given keys in the order of time, not yet rotated."""
-        return self.attend(rotate_queries_and_keys(self.config, operands))
+        return self.run_kernel(rotate_queries_and_keys(self.config, operands))
 
-    def attend(self, operands: Operands) -> Array:
+    def run_kernel(self, operands: Operands) -> Array:
         """Returns the kernel's o_BLHA; attention maps intercept this call."""
         return choose_kernel(self.config.kernel, operands)(operands)

@@ -23,7 +23,7 @@ from txl_jax.kernels.sharded import count_pieces, join_pieces, split_pieces
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
-from txl_jax.model.memory.interval import find_oldest, keys_per_query
+from txl_jax.model.memory.interval import count_keys, find_oldest
 from txl_jax.model.memory.key_values import unstack
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory
@@ -148,7 +148,7 @@ def read_in_pieces(
     M, T = memory.mem_len, tokens_BT.shape[1]
     check_pieces(model.config, P, T, M, segment_len)
     memory, first_BT = model.kind.begin(memory, first_BT)
-    keys = keys_per_query(model.config, M)
+    keys = count_keys(model.config, M)
     oldest_BT = find_oldest(memory.filled_B, first_BT, M, T, keys, segment_len)
     halo = HaloMemory.of(memory, P, T, length_B)
     h_YXD = model.enter(model.embedding.embed(split_pieces(tokens_BT, P)))

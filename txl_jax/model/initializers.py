@@ -17,15 +17,15 @@ Params = dict[str, Any]
 Layout = Literal["stacked", "separate"]
 Initializer = Callable[..., Any]  # (key, shape, dtype) -> boxed array
 # Creates or reads a parameter of a layer: (name, letters, shape) -> array.
-Weight = Callable[[str, str, tuple[int, ...]], Array]
+MakeWeight = Callable[[str, str, tuple[int, ...]], Array]
 
 
-def weight(config: ModelConfig, letters: str) -> Initializer:
+def weight_init(config: ModelConfig, letters: str) -> Initializer:
     """Returns the initializer of weights, N(0, init_std)."""
     return normal(config.init_std, letters)
 
 
-def weights(module: nn.Module) -> Weight:
+def weight_maker(module: nn.Module) -> MakeWeight:
     """Returns make(name, letters, shape) -> a weight of the module, in compute_dtype.
 
     The module has a field `config`, a ModelConfig.
@@ -33,7 +33,7 @@ def weights(module: nn.Module) -> Weight:
     config: ModelConfig = module.config
 
     def make(name: str, letters: str, shape: tuple[int, ...]) -> Array:
-        x = module.param(name, weight(config, letters), shape)
+        x = module.param(name, weight_init(config, letters), shape)
         return x.astype(config.compute_dtype)
 
     return make

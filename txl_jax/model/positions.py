@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Weight
+from txl_jax.model.initializers import MakeWeight
 
 # T5's number of buckets, and the distance from which on all are in the last one.
 N_BUCKET, MAX_DISTANCE = 32, 128
@@ -31,9 +31,9 @@ class Scheme(NamedTuple):
         queries, and [H, U] to scores.
     untied: each layer has its own biases, regardless of untie_r.
     encoding: (config, K) -> R_RD, shared by all layers, dropped out like embeddings.
-    terms: (config, weight, R_RD, biases, K) -> PositionTerms of a layer.
+    terms: (config, make, R_RD, biases, K) -> PositionTerms of a layer.
     embeddings: (config, L) -> rows [L, D] added to the scaled embeddings.
-    inputs: (config, weight, L) -> rows [L, D] added to a layer's input.
+    inputs: (config, make, L) -> rows [L, D] added to a layer's input.
     rotate: (x_BXHA, position_X) -> queries or keys at these positions.
     """
 
@@ -42,7 +42,7 @@ class Scheme(NamedTuple):
     encoding: Callable[[ModelConfig, int], Array] | None = None
     terms: Callable[..., PositionTerms] | None = None
     embeddings: Callable[[ModelConfig, int], Array] | None = None
-    inputs: Callable[[ModelConfig, Weight, int], Array] | None = None
+    inputs: Callable[[ModelConfig, MakeWeight, int], Array] | None = None
     rotate: Callable[[Array, Array], Array] | None = None
 
 
@@ -70,17 +70,17 @@ def encode_distances(config: ModelConfig, K: int) -> Array:
 
 
 def transformer_xl(
-    config: ModelConfig, weight: Weight, R_RD: Array, biases: Biases, K: int
+    config: ModelConfig, make: MakeWeight, R_RD: Array, biases: Biases, K: int
 ) -> PositionTerms:
     """Returns r = W_kR R, u and w: all four terms of section 3.3."""
     shape = (config.n_head, config.d_head, config.d_model)
-    r_RHA = jnp.einsum("RD,HAD->RHA", R_RD, weight("r", "HAD", shape))
+    r_RHA = jnp.einsum("RD,HAD->RHA", R_RD, make("r", "HAD", shape))
     r_RHA = checkpoint_name(r_RHA, "r")
     return PositionTerms(r_RHA, biases["u"], biases["w"])
 
 
 def shaw(
-    config: ModelConfig, weight: Weight, R_RD: None, biases: Biases, K: int
+    config: ModelConfig, make: MakeWeight, R_RD: None, biases: Biases, K: int
 ) -> PositionTerms:
     """Returns learned r (Shaw et al. 2018, keys only): terms (a) and (b).
 
@@ -88,21 +88,21 @@ def shaw(
     """
     shape = (config.n_position, config.n_head, config.d_head)
     R = min(config.n_position, distances(config, K))
-    return PositionTerms(weight("distances", "PHA", shape)[-R:])
+    return PositionTerms(make("distances", "PHA", shape)[-R:])
 
 
 def shaw_biased(
-    config: ModelConfig, weight: Weight, R_RD: None, biases: Biases, K: int
+    config: ModelConfig, make: MakeWeight, R_RD: None, biases: Biases, K: int
 ) -> PositionTerms:
     """Returns the original code's variant: learned r, u, and a bias per distance."""
-    bias_PH = weight("distance_bias", "PH", (config.n_position, config.n_head))
+    bias_PH = make("distance_bias", "PH", (config.n_position, config.n_head))
     R = min(config.n_position, distances(config, K))
-    terms = shaw(config, weight, R_RD, biases, K)
+    terms = shaw(config, make, R_RD, biases, K)
     return terms._replace(u_HA=biases["u"], bias_HR=bias_PH[-R:].T)
 
 
 def alibi(
-    config: ModelConfig, weight: Weight, R_RD: None, biases: Biases, K: int
+    config: ModelConfig, make: MakeWeight, R_RD: None, biases: Biases, K: int
 ) -> PositionTerms:
     """Returns a bias of -slope x distance (Press et al. 2022).
 
@@ -114,7 +114,7 @@ def alibi(
 
 
 def t5(
-    config: ModelConfig, weight: Weight, R_RD: None, biases: Biases, K: int
+    config: ModelConfig, make: MakeWeight, R_RD: None, biases: Biases, K: int
 ) -> PositionTerms:
     """Returns a learned bias for each bucket of distances (Raffel et al. 2020).
 
@@ -174,9 +174,9 @@ def sinusoidal(config: ModelConfig, L: int) -> Array:
     return sinusoid_RD(jnp.arange(L), config.d_model)
 
 
-def learned(config: ModelConfig, weight: Weight, L: int) -> Array:
+def learned(config: ModelConfig, make: MakeWeight, L: int) -> Array:
     """Returns a layer's learned rows 0, ..., L - 1 (Al-Rfou et al. 2018)."""
-    return weight("places", "PD", (config.n_position, config.d_model))[:L]
+    return make("places", "PD", (config.n_position, config.d_model))[:L]
 
 
 SCHEMES = {
@@ -195,11 +195,11 @@ SCHEMES = {
 
 
 def position_terms(
-    config: ModelConfig, weight: Weight, R_RD: Array | None, biases: Biases, K: int
+    config: ModelConfig, make: MakeWeight, R_RD: Array | None, biases: Biases, K: int
 ) -> PositionTerms:
     """Returns the terms that the position scheme adds to a layer's scores."""
-    make = SCHEMES[config.position].terms
-    return make(config, weight, R_RD, biases, K) if make else PositionTerms()
+    terms = SCHEMES[config.position].terms
+    return terms(config, make, R_RD, biases, K) if terms else PositionTerms()
 
 
 def rotate_queries_and_keys(config: ModelConfig, operands: Operands) -> Operands:

@@ -12,8 +12,8 @@ from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
-from txl_jax.model.initializers import Layout, keep_sums, weight
-from txl_jax.model.memory.interval import find_oldest, keys_per_query
+from txl_jax.model.initializers import Layout, keep_sums, weight_init
+from txl_jax.model.memory.interval import count_keys, find_oldest
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory, Call, Kept
 from txl_jax.model.positions import SCHEMES, bias_shape
@@ -44,6 +44,7 @@ class TransformerXL(nn.Module):
                 rematerialize(Block, config),
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
+                # layer, oldest_BL, biases, R_RD
                 in_axes=(self.kind.layer_axes, nn.broadcast, 0, nn.broadcast),
                 length=config.n_layer,
                 unroll=count_unrolled(config),
@@ -64,8 +65,8 @@ class TransformerXL(nn.Module):
         config = self.config
         N, (H, A) = config.n_layer, bias_shape(config)
         if config.untie_r or self.scheme.untied:
-            return self.param(name, weight(config, "NHA"), (N, H, A))
-        bias_HA = self.param(name, weight(config, "HA"), (H, A))
+            return self.param(name, weight_init(config, "NHA"), (N, H, A))
+        bias_HA = self.param(name, weight_init(config, "HA"), (H, A))
         return jnp.broadcast_to(bias_HA, (N, H, A))
 
     def __call__(
@@ -108,24 +109,24 @@ class TransformerXL(nn.Module):
         """
         kind, M, L = self.kind, memory.mem_len, h_BLD.shape[1]
         memory, first_BL = kind.begin(memory, first_BL)
-        keys = keys_per_query(self.config, M)
+        keys = count_keys(self.config, M)
         oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
         call = Call(L, first_BL, length_B, self.memory_parameter)
         opened = kind.open(memory, call)
         h_BTD, oldest_BT = kind.surround(opened, h_BLD, oldest_BL)
-        T = h_BTD.shape[1]
-        h_BTD, kept = self.run_layers(h_BTD, opened.layers, oldest_BT, M, T)
+        call_len = h_BTD.shape[1]
+        h_BTD, kept = self.run_layers(h_BTD, opened.layers, oldest_BT, M, call_len)
         h_BLD, kept = kind.leave(opened, h_BTD, kept)
         return h_BLD, opened.append(kept, length_B, first_BL)
 
     def run_layers(
-        self, h_BLD: Array, layers: Any, oldest_BL: Array, M: int, T: int
+        self, h_BLD: Array, layers: Any, oldest_BL: Array, M: int, call_len: int
     ) -> tuple[Array, Kept]:
         """Returns (the last layer's output, what the memory keeps of all layers).
 
-        layers: the memory's layers. T: the number of tokens in the whole call; dropout
-        covers all M + T distances and a piece uses the nearest ones, so the mask does
-        not depend on the mesh.
+        layers: the memory's layers. call_len: the number of tokens in the whole call.
+        Dropout covers all M + call_len distances: each piece takes its part of one
+        mask, so the mask is the same on every mesh.
         """
         if self.layout == "separate":
             entries = []
@@ -137,7 +138,7 @@ class TransformerXL(nn.Module):
         biases = jax.tree.map(lambda bias_NHA: bias_NHA.astype(dtype), self.biases)
         R_RD = None
         if self.scheme.encoding:
-            R_RD = self.scheme.encoding(self.config, M + T).astype(dtype)
+            R_RD = self.scheme.encoding(self.config, M + call_len).astype(dtype)
             R_RD = self.drop_R(R_RD)[-(M + h_BLD.shape[1]) :]
         return self.layers(h_BLD, layers, oldest_BL, biases, R_RD)
 

@@ -20,7 +20,7 @@ from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.kernels.sharded import constrain, split_mesh, split_pieces
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.memory.cache import Memory
-from txl_jax.model.memory.interval import count_filled, keys_per_query, window
+from txl_jax.model.memory.interval import count_filled, count_keys, window
 from txl_jax.sharding.rules import PIECES, STREAMS
 
 
@@ -42,8 +42,8 @@ def check_pieces(config: ModelConfig, P: int, T: int, M: int, segment_len: int) 
         raise UserError(
             f'{rule}, but model.position = "{config.position}" numbers them'
         )
-    reach, L = keys_per_query(config, M), segment_len or T
-    unit = 1 if 0 < reach <= M + 1 else L
+    keys, L = count_keys(config, M), segment_len or T
+    unit = 1 if 0 < keys <= M + 1 else L
     if T // P < M or T % (P * unit):
         raise UserError(
             f"{rule} into pieces of T / P = {T / P:g}: each must have whole segments "
@@ -63,7 +63,7 @@ class HaloLayer(NamedTuple):
     start_Y: Array
 
     def before(self, h_YXD: Array) -> tuple[Array, int]:
-        """Returns the newest M states before each piece; none is a constant."""
+        """Returns the newest M states before each piece; all have a gradient."""
         mesh = split_mesh(h_YXD)
         assert mesh is not None
         P, M = mesh.shape["segments"], self.h_BMD.shape[1]

@@ -55,15 +55,15 @@ def find_oldest(
     first_BL: Array | None,
     M: int,
     L: int,
-    reach: int,
+    keys_per_query: int,
     segment_len: int = 0,
 ) -> Array:
     """Returns the oldest key that each query sees, int32.
 
     The newest is the query's own, i + M. Unfilled slots, a document that starts in the
-    segment and `reach` (the number of keys that a query sees, its own included, 0 =
-    all) exclude older keys. If the L tokens are several segments of segment_len tokens
-    (0 = one), a query sees M keys before its own segment.
+    segment and keys_per_query (`count_keys`) exclude older keys. If the L tokens are
+    several segments of segment_len tokens (0 = one), a query sees M keys before its own
+    segment.
     """
     query_L = jnp.arange(L, dtype=jnp.int32)
     oldest = jnp.broadcast_to(M - filled_B[:, None], (filled_B.shape[0], L))
@@ -72,14 +72,14 @@ def find_oldest(
         oldest = jnp.maximum(oldest, start_BL)
     # With same_length a query never sees beyond M keys: segment boundaries exclude
     # nothing more.
-    if reach:
-        return jnp.maximum(oldest, query_L + M + 1 - reach)
+    if keys_per_query:
+        return jnp.maximum(oldest, query_L + M + 1 - keys_per_query)
     if 0 < segment_len < L:
         oldest = jnp.maximum(oldest, query_L // segment_len * segment_len)
     return oldest
 
 
-def keys_per_query(config: ModelConfig, M: int) -> int:
+def count_keys(config: ModelConfig, M: int) -> int:
     """Returns the number of keys each query sees, its own included; 0 = all.
 
     With same_length it is M in the paper's PyTorch code and in Hugging Face's, and

@@ -18,10 +18,10 @@ class LayerMemory(Protocol):
     """The memory of one layer."""
 
     def before(self, h_BLD: Array) -> tuple[Array, int] | None:
-        """Returns (h_BMD, n) or None.
+        """Returns (h_BMD, n_constant) or None.
 
-        h_BMD: hidden states to project together with the layer's input, of which the n
-        oldest get no gradient.
+        h_BMD: hidden states to project together with the layer's input, of which the
+        n_constant oldest get no gradient.
         """
 
     def attend(
@@ -83,8 +83,16 @@ AnyMemory = TypeVar("AnyMemory", bound=MemoryLike)
 class Kind(abc.ABC):
     """A kind of memory, for the models of a config (`kinds.choose_kind`).
 
-    By default, the memory of training also serves evaluation and generation, and adds
-    neither parameters nor losses.
+    A call of the model runs these hooks, in this order:
+
+        begin     (memory, first_BL) -> same          a document starts
+        open      memory -> CallMemory                the call reads
+        surround  h_BLD, oldest_BL -> .._BTD, .._BT   adds memory tokens
+        keep      kept, h_BLD -> kept                 in each layer
+        leave     h_BTD, kept -> h_BLD, kept          removes memory tokens
+
+    `CallMemory.append` then makes the next memory. By default, the memory of training
+    also serves evaluation and generation, and adds neither parameters nor losses.
     """
 
     field = ""  # the field of ModelConfig that selects this kind; "" = the paper's
