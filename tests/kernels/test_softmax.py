@@ -18,7 +18,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from tests.support import tiny
 from txl_jax.kernels import cluster
-from txl_jax.kernels.cluster import Rows, Table, Tokens, make_cluster
+from txl_jax.kernels.cluster import Members, Rows, Table, make_cluster
 from txl_jax.kernels.softmax import blockwise_nll
 from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.sharding.mesh import AXES
@@ -28,7 +28,7 @@ from txl_jax.update.state import abstract_params
 def plain_nll(h_TE: Any, target_T: Any, table_VE: Any) -> jax.Array:
     """Returns nll_T of a softmax over one table without biases."""
     T, V = len(target_T), len(table_VE)
-    tokens, table = Tokens(h_TE, target_T, 0, T), Table(table_VE, jnp.zeros(V))
+    tokens, table = Members(h_TE, target_T, 0, T), Table(table_VE, jnp.zeros(V))
     whole = make_cluster((Rows(0, 0, V, 0),), T)
     return blockwise_nll((whole,), (tokens,), (table,))
 

@@ -16,7 +16,7 @@ import pytest
 from tests.reference import Array
 from tests.support import tiny
 from txl_jax.kernels import cluster
-from txl_jax.kernels.cluster import Block, Limits
+from txl_jax.kernels.cluster import Largest, Limits
 from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.mesh import make_mesh
@@ -27,11 +27,11 @@ from txl_jax.update.state import abstract_params
 V, L = 41, 29
 BOUNDS = [(0, 13), (13, 20), (20, V), (0, V)]
 # Blocks of one score, and blocks whose sizes divide nothing.
-ONE = Limits(Block(1, 1, 1), Block(1, 1, 1))
-UNEVEN = Limits(Block(40, 8, 4), Block(24, 4, 3))
+ONE = Limits(Largest(1, 1, 1), Largest(1, 1, 1))
+UNEVEN = Limits(Largest(40, 8, 4), Largest(24, 4, 3))
 # As on a GPU: one block of all rows for the expected tokens, or several.
-FIXED = Limits(Block(200, V, 4), Block(200, V, 4), fixed=True)
-FEW = Limits(Block(60, 9, 4), Block(16, V, 1), fixed=True)
+FIXED = Limits(Largest(200, V, 4), Largest(200, V, 4), fixed=True)
+FEW = Limits(Largest(60, 9, 4), Largest(16, V, 1), fixed=True)
 
 CLUSTERS: dict[str, Any] = {"cutoffs": (13, 20), "div_val": 2}
 CASES: list[tuple[dict[str, Any], Limits]] = [
@@ -134,7 +134,7 @@ def test_the_vocabulary_may_be_split_over_devices(
     name: str, mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Value and gradients are one device's, and no device sees all rows at once."""
-    block = Block(15, 3, 1)
+    block = Largest(15, 3, 1)
     monkeypatch.setattr(cluster, "CPU", Limits(block, block, name == "one_table"))
     config = tiny.config(vocab_size=40, **SPLIT[name])
     devices = make_mesh(MeshConfig(*mesh))

@@ -132,8 +132,8 @@ model/adaptive.py
     - config.d_model**0.5
     + config.d_model**0.25
   clusters are counted from the wrong end: model
-    - first_BLT[..., V0 + i - 1, None]
-    + first_BLT[..., -i, None]
+    - first_BLC[..., V0 + i - 1, None]
+    + first_BLC[..., -i, None]
   a cluster's first word is read from the one before: model
     - inside_BL = (low <= tokens_BL) & (tokens_BL < high)
     + inside_BL = (low < tokens_BL) & (tokens_BL < high)

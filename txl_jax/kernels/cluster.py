@@ -18,10 +18,10 @@ from jax.typing import DTypeLike
 
 from txl_jax.kernels.sharded import device_memory, target_device
 
-T = TypeVar("T")  # the carry of a loop
+Carry = TypeVar("Carry")  # of a loop
 
 
-class Block(NamedTuple):
+class Largest(NamedTuple):
     """The maximum number of scores and of rows in a block.
 
     step: block sizes are multiples of this number if the limits allow.
@@ -39,19 +39,19 @@ class Limits(NamedTuple):
     no loop waits until the device has counted the tokens.
     """
 
-    common: Block
-    rare: Block
+    common: Largest
+    rare: Largest
     fixed: bool = False
 
 
 # 8 MiB of float32 nearly fit a CPU's cache. A rare cluster has few tokens, so blocks of
 # few tokens and many rows waste the least work.
-CPU = Limits(Block(1 << 21, 1 << 12, 8), Block(1 << 20, 1 << 14, 8))
+CPU = Limits(Largest(1 << 21, 1 << 12, 8), Largest(1 << 20, 1 << 14, 8))
 # On accelerators each block may transfer its rows and their gradient between the
 # device's memory and the core, about 10 E bytes per row. With 1,024 tokens this is less
 # than the traffic of the scores for E up to about 2,000. A rare cluster's few tokens
 # would leave most of a block that large empty.
-ACCELERATOR = Limits(Block(1 << 22, 1 << 12, 128), Block(1 << 20, 1 << 12, 128))
+ACCELERATOR = Limits(Largest(1 << 22, 1 << 12, 128), Largest(1 << 20, 1 << 12, 128))
 # The scores of a block on a GPU take 1 GiB, or 1/32 of a memory below 32 GiB. On one
 # H200, small blocks in loops whose length only the device knew took a third of an
 # update of wt103_nvidia, and copied their condition to the host 1,042 times.
@@ -69,8 +69,8 @@ def device_limits() -> Limits:
         return CPU if platform == "cpu" else ACCELERATOR
     # A power of two, so that all processes compile one program.
     most = device_memory() // (4 * GPU_PART) or GPU_SCORES
-    block = Block(min(1 << (most.bit_length() - 1), GPU_SCORES), GPU_ROWS, 128)
-    return Limits(block, block, fixed=True)
+    largest = Largest(min(1 << (most.bit_length() - 1), GPU_SCORES), GPU_ROWS, 128)
+    return Limits(largest, largest, fixed=True)
 
 
 def expected_share(low: int, high: int, V: int) -> float:
@@ -107,7 +107,7 @@ class Rows(NamedTuple):
     replicated: bool = False
 
 
-class Tokens(NamedTuple):
+class Members(NamedTuple):
     """A cluster's tokens: `size` of the T tokens, from `start` on."""
 
     h_TE: Array
@@ -121,7 +121,7 @@ class Cluster(NamedTuple):
 
     rows: tuple[Rows, ...]
     X: int
-    block: Block
+    largest: Largest
     all_tokens: bool  # otherwise a part of the tokens, known only at run time
     fixed: int  # the number of blocks that are computed even without tokens
 
@@ -131,25 +131,28 @@ def make_cluster(rows: tuple[Rows, ...], T: int, expected: float = 1.0) -> Clust
 
     expected: the share of the tokens that the cluster probably has; 1 = all of them.
     """
-    limits, all_tokens = device_limits(), expected == 1
-    block = limits.common if all_tokens else limits.rare
+    device, all_tokens = device_limits(), expected == 1
+    largest = device.common if all_tokens else device.rare
     V = max(part.high - part.low for part in rows)
-    X, fixed = min(T, max(block.scores // min(V, block.rows), 1)), 0
-    if all_tokens or limits.fixed:
-        steps = math.ceil(SPARE * expected * T / block.step)
-        tokens = T if all_tokens else min(steps * block.step, T)
-        X = block_size(tokens, X, block.step)
-        fixed = -(-tokens // X) if limits.fixed else 0
-    return Cluster(rows, X, block, all_tokens, fixed)
+    X, fixed = min(T, max(largest.scores // min(V, largest.rows), 1)), 0
+    if all_tokens or device.fixed:
+        steps = math.ceil(SPARE * expected * T / largest.step)
+        tokens = T if all_tokens else min(steps * largest.step, T)
+        X = block_size(tokens, X, largest.step)
+        fixed = -(-tokens // X) if device.fixed else 0
+    return Cluster(rows, X, largest, all_tokens, fixed)
 
 
 def visit_tokens(
-    tokens: Tokens, cluster: Cluster, visit: Callable[[T, Array, Array], T], carry: T
-) -> T:
+    tokens: Members,
+    cluster: Cluster,
+    visit: Callable[[Carry, Array, Array], Carry],
+    carry: Carry,
+) -> Carry:
     """Calls visit(carry, first, real_X) for each block of a cluster's tokens."""
     X, fixed = cluster.X, cluster.fixed
 
-    def turn(k: Array, carry: T) -> T:
+    def turn(k: Array, carry: Carry) -> Carry:
         real_X = k * X + jnp.arange(X) < tokens.size
         return visit(carry, tokens.start + k * X, real_X)
 
@@ -181,18 +184,18 @@ def over_rows(
     cluster: Cluster,
     dtype: DTypeLike,
     axis: str | None,
-    visit: Callable[[T, RowBlock], T],
-    carry: T,
-) -> T:
+    visit: Callable[[Carry, RowBlock], Carry],
+    carry: Carry,
+) -> Carry:
     """Folds `visit` over the blocks of rows, with weights in a dtype."""
     table = tables[rows.table]
     V = len(table.bias_V)
     low, high, first = own_rows(rows, V, axis)
-    _, most, step = cluster.block
+    _, most, step = cluster.largest
     most_rows = min(rows.high - rows.low, V)
     Y = block_size(most_rows, most, step)
 
-    def turn(k: Array, carry: T) -> T:
+    def turn(k: Array, carry: Carry) -> Carry:
         start = jnp.maximum(jnp.minimum(low + k * Y, high - Y), 0)
         row_Y = start + jnp.arange(Y)
         new_Y = (row_Y >= low + k * Y) & (row_Y < high)

@@ -20,10 +20,10 @@ from jax.sharding import PartitionSpec
 
 from txl_jax.kernels.cluster import (
     Cluster,
+    Members,
     RowBlock,
     Rows,
     Table,
-    Tokens,
     expected_share,
     make_cluster,
     over_rows,
@@ -36,7 +36,7 @@ from txl_jax.kernels.xla import MASKED, product
 
 Grads = tuple[Array, Array, Array]  # for hidden states, and for a block of a table
 # Tokens and tables, and each cluster's log-sum-exp of its tokens.
-Saved = tuple[tuple[Tokens, ...], tuple[Table, ...], list[Array]]
+Saved = tuple[tuple[Members, ...], tuple[Table, ...], list[Array]]
 
 
 class Stats(NamedTuple):
@@ -48,7 +48,7 @@ class Stats(NamedTuple):
 
 
 def score(
-    tokens: Tokens, first: Array, X: int, block: RowBlock
+    tokens: Members, first: Array, X: int, block: RowBlock
 ) -> tuple[Array, Array, Array]:
     """Returns h_XE, the scores in float32 and a mask of the targets' scores.
 
@@ -60,10 +60,10 @@ def score(
     return h_XE, jnp.where(block.new_Y, score_XY, MASKED), target_X1 == block.target_Y
 
 
-def add_rows(tokens: Tokens, cluster: Cluster, stats: Stats, block: RowBlock) -> Stats:
+def add_rows(tokens: Members, cluster: Cluster, stats: Stats, block: RowBlock) -> Stats:
     """Adds the scores against a block of rows to the statistics of a cluster's tokens.
 
-    The last block may include tokens of the next cluster, whose results are not used.
+    The last block may include tokens of the next cluster; their results are discarded.
     """
 
     X = cluster.X
@@ -82,7 +82,7 @@ def add_rows(tokens: Tokens, cluster: Cluster, stats: Stats, block: RowBlock) ->
 
 
 def add_gradients(
-    tokens: Tokens,
+    tokens: Members,
     cluster: Cluster,
     lse_T: Array,
     grad_T: Array,
@@ -122,7 +122,7 @@ def add_gradients(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def blockwise_nll(
     clusters: tuple[Cluster, ...],
-    tokens: tuple[Tokens, ...],
+    tokens: tuple[Members, ...],
     tables: tuple[Table, ...],
     axis: str | None = None,
 ) -> Array:
@@ -137,7 +137,7 @@ def blockwise_nll(
 
 def forward(
     clusters: tuple[Cluster, ...],
-    tokens: tuple[Tokens, ...],
+    tokens: tuple[Members, ...],
     tables: tuple[Table, ...],
     axis: str | None,
 ) -> tuple[Array, Saved]:
@@ -145,18 +145,18 @@ def forward(
     # The last block may end after the last token. Its start is known only at run time,
     # unless the cluster has all tokens.
     real, dtype = len(tokens[0].target_T), tokens[0].h_TE.dtype
-    behind = max(
+    padding = max(
         -real % cluster.X if cluster.all_tokens else cluster.X * max(cluster.fixed, 1)
         for cluster in clusters
     )
     tokens = tuple(
         own._replace(
-            h_TE=jnp.pad(own.h_TE, ((0, behind), (0, 0))),
-            target_T=jnp.pad(own.target_T, (0, behind)),
+            h_TE=jnp.pad(own.h_TE, ((0, padding), (0, 0))),
+            target_T=jnp.pad(own.target_T, (0, padding)),
         )
         for own in tokens
     )
-    T = real + behind
+    T = real + padding
     nll_T, lses = jnp.zeros(T), []
     for cluster, own in zip(clusters, tokens, strict=True):
         stats = Stats(jnp.full(T, MASKED), jnp.zeros(T), jnp.zeros(T))
@@ -177,7 +177,7 @@ def forward(
 
 def backward(
     clusters: tuple[Cluster, ...], axis: str | None, saved: Saved, grad_T: Array
-) -> tuple[tuple[Tokens, ...], tuple[Table, ...]]:
+) -> tuple[tuple[Members, ...], tuple[Table, ...]]:
     """Returns the gradients of tokens and tables."""
     tokens, tables, lses = saved
     real, T, dtype = len(grad_T), len(tokens[0].target_T), tokens[0].h_TE.dtype
@@ -186,7 +186,7 @@ def backward(
         grad_T = jax.lax.psum(grad_T, axis)
     grad_T = jnp.pad(grad_T, (0, T - real))
     grad_tables = [Table(*(jnp.zeros(x.shape) for x in table)) for table in tables]
-    grad_tokens: list[Tokens] = []
+    grad_tokens: list[Members] = []
     for cluster, own, lse_T in zip(clusters, tokens, lses, strict=True):
         grad_h_TE = jnp.zeros(own.h_TE.shape)
         visit = functools.partial(add_gradients, own, cluster, lse_T, grad_T)
@@ -195,14 +195,14 @@ def backward(
             carry = over_rows(tables, rows, cluster, dtype, axis, visit, carry)
             grad_h_TE, grad_tables[rows.table] = carry
         # Targets and ranges are integers and have no gradient.
-        grad_tokens.append(Tokens(grad_h_TE[:real].astype(dtype), *[None] * 3))  # type: ignore[arg-type]
+        grad_tokens.append(Members(grad_h_TE[:real].astype(dtype), *[None] * 3))  # type: ignore[arg-type]
     return tuple(grad_tokens), tuple(grad_tables)
 
 
 blockwise_nll.defvjp(forward, backward)
 
 
-class Head(NamedTuple):
+class Softmax(NamedTuple):
     """The parameters of the softmax over the vocabulary.
 
     tables: one for all clusters, or one for each.
@@ -216,26 +216,26 @@ class Head(NamedTuple):
 
 
 def adaptive_nll(
-    head: Head, hidden_BLD: Array, targets_BL: Array, cutoffs: tuple[int, ...]
+    params: Softmax, hidden_BLD: Array, targets_BL: Array, cutoffs: tuple[int, ...]
 ) -> Array:
     """Returns -log p(target), nll_BL in nats; each cutoff starts a cluster.
 
     On a mesh each device scores its own streams. The tables' rows are sharded if all
     tables divide over the mesh axis of the vocabulary.
     """
-    sizes = [len(table.bias_V) for table in head.tables]
+    sizes = [len(table.bias_V) for table in params.tables]
     mesh, axis = stream_mesh(hidden_BLD), AXES["V"]
     parts = 1 if mesh is None else mesh.shape[axis]
     if parts == 1 or any(size % parts for size in sizes):
         axis = None
-    specs: Any = Head(PartitionSpec(axis), REPLICATED, REPLICATED)  # type: ignore[arg-type]
+    specs: Any = Softmax(PartitionSpec(axis), REPLICATED, REPLICATED)  # type: ignore[arg-type]
     ends = (0, *cutoffs, sum(sizes))
     local = functools.partial(local_nll, ends=ends, axis=axis)
-    return over_streams(local, head, hidden_BLD, targets_BL, specs=specs)
+    return over_streams(local, params, hidden_BLD, targets_BL, specs=specs)
 
 
 def local_nll(
-    head: Head,
+    params: Softmax,
     hidden_BLD: Array,
     targets_BL: Array,
     ends: tuple[int, ...],
@@ -244,16 +244,16 @@ def local_nll(
     """Returns nll_BL of one device's tokens; `ends` are the cluster boundaries."""
     hidden_TD = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])
     target_T = targets_BL.reshape(-1)
-    V, T, tables = ends[-1], len(target_T), head.tables
+    V, T, tables = ends[-1], len(target_T), params.tables
 
     def narrow(i: int) -> Array:
-        proj_ED = head.projs[i]
+        proj_ED = params.projs[i]
         return hidden_TD if proj_ED is None else hidden_TD @ proj_ED.T
 
     first = Rows(0, 0, ends[1], 0)
-    if head.clusters is None:
+    if params.clusters is None:
         cluster = make_cluster((first,), T)
-        tokens = Tokens(narrow(0), target_T, 0, T)
+        tokens = Members(narrow(0), target_T, 0, T)
         nll_T = blockwise_nll((cluster,), (tokens,), tables, axis)
         return nll_T.reshape(targets_BL.shape)
 
@@ -266,7 +266,7 @@ def local_nll(
     rare = Rows(len(tables), 0, len(ends) - 2, V, replicated=True)
     choice_T = jnp.where(cluster_T > 0, V + cluster_T - 1, target_T)
     clusters = [make_cluster((first, rare), T)]
-    tokens_of = [Tokens(narrow(0), choice_T, 0, T)]
+    tokens_of = [Members(narrow(0), choice_T, 0, T)]
     begin_G = jnp.searchsorted(cluster_T, jnp.arange(len(ends)))
     for i in range(1, len(ends) - 1):
         low, high = ends[i : i + 2]
@@ -274,8 +274,8 @@ def local_nll(
         expected = expected_share(low, high, V)
         clusters.append(make_cluster((own,), T, expected))
         size = begin_G[i + 1] - begin_G[i]
-        tokens_of.append(Tokens(narrow(i), target_T, begin_G[i], size))
-    tables = (*tables, head.clusters)
+        tokens_of.append(Members(narrow(i), target_T, begin_G[i], size))
+    tables = (*tables, params.clusters)
     nll_T = blockwise_nll(tuple(clusters), tuple(tokens_of), tables, axis)
     nll_T = jnp.zeros_like(nll_T).at[order_T].set(nll_T, unique_indices=True)
     return nll_T.reshape(targets_BL.shape)

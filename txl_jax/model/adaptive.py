@@ -5,7 +5,7 @@ softmax predicts the most frequent tokens and one entry for each rare cluster. T
 probability of a rare token is its cluster's times its own within the cluster. Rare
 clusters may have smaller embeddings (Baevski and Auli 2019).
 
-Dims: V0, V1.. and E0, E1.. per cluster, T = V0 + G entries of the first softmax, and Y
+Dims: V0, V1.. and E0, E1.. per cluster, C = V0 + G entries of the first softmax, and Y
 and X of `kernels.sharded`.
 """
 
@@ -21,7 +21,7 @@ from txl_jax.kernels.sharded import (
     over_streams,
     split_pieces,
 )
-from txl_jax.kernels.softmax import Head, adaptive_nll
+from txl_jax.kernels.softmax import Softmax, adaptive_nll
 from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
@@ -129,7 +129,7 @@ class EmbeddingAndSoftmax(nn.Module):
         return h_BLD
 
     def _scores(self, hidden_BLD: Array, i: int) -> Array:
-        """Returns the unnormalized logits of cluster i; BLT for the first."""
+        """Returns the unnormalized logits of cluster i; BLC for the first."""
         dtype = hidden_BLD.dtype
         low, high = self.bounds[i]
         if self.config.div_val == 1:
@@ -147,12 +147,12 @@ class EmbeddingAndSoftmax(nn.Module):
 
     def log_probs(self, hidden_BLD: Array) -> Array:
         """Returns the log-probability of every token, [B, L, V] in nats."""
-        first_BLT = jax.nn.log_softmax(self._scores(hidden_BLD, 0))
+        first_BLC = jax.nn.log_softmax(self._scores(hidden_BLD, 0))
         V0 = self.bounds[0][1]
-        parts = [first_BLT[..., :V0]]
+        parts = [first_BLC[..., :V0]]
         for i in range(1, len(self.bounds)):
             own_BLV = jax.nn.log_softmax(self._scores(hidden_BLD, i))
-            parts.append(first_BLT[..., V0 + i - 1, None] + own_BLV)
+            parts.append(first_BLC[..., V0 + i - 1, None] + own_BLV)
         return jnp.concatenate(parts, axis=-1)
 
     def nll(self, hidden_BLD: Array, targets_BL: Array) -> Array:
@@ -164,7 +164,7 @@ class EmbeddingAndSoftmax(nn.Module):
         biases = [self.bias_V]
         if len(self.out_tables) > 1:
             biases = [self.bias_V[low:high] for low, high in self.bounds]
-        head = Head(
+        params = Softmax(
             tuple(map(Table, self.out_tables, biases)),
             tuple(None if x is None else x.astype(dtype) for x in self.out_projs),
             Table(self.cluster_table_GE, self.cluster_bias_G) if cutoffs else None,
@@ -173,4 +173,4 @@ class EmbeddingAndSoftmax(nn.Module):
         P = P if hidden_BLD.shape[1] % P == 0 else 1
         hidden_YXD = split_pieces(hidden_BLD, P)
         targets_YX = split_pieces(jnp.asarray(targets_BL), P)
-        return join_pieces(adaptive_nll(head, hidden_YXD, targets_YX, cutoffs), P)
+        return join_pieces(adaptive_nll(params, hidden_YXD, targets_YX, cutoffs), P)
