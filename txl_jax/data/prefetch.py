@@ -18,9 +18,9 @@ def prefetch(
 ) -> Generator[tuple[Batch, Position], None, None]:
     """Yields (batch, next position) of a pure function, `depth` calls ahead.
 
-    Save the position that comes with a batch once the batch is used: a resumed run
-    computes the prefetched batches again. An exception of the function is raised after
-    the batches that precede it. Close the generator to end its thread.
+    Save a batch's position only after the batch has been used: a resumed run computes
+    the prefetched batches again. An exception of the function is raised after the
+    batches that precede it. Close the generator to end its thread.
     """
     ready: queue.SimpleQueue[tuple[Batch, Position] | BaseException]
     ready = queue.SimpleQueue()

@@ -23,8 +23,9 @@ PURPOSES = ("update", "input", "compile", "checkpoint", "evaluation")
 class Timing:
     """Mean times of the updates since the last line of metrics.jsonl, and totals.
 
-    An update's time, between two fetches of metrics, includes only the wait for input.
-    `totals`, in seconds by purpose, continue an interrupted run's.
+    An update's time is the time between two fetches, without compilation, saves and
+    validation; waiting for input is included. `totals`, in seconds by purpose, continue
+    an interrupted run's.
     """
 
     def __init__(self, ideal_seconds: float = 0.0) -> None:

@@ -31,8 +31,8 @@ MOST_BYTES = 2**30  # the least recently used programs are deleted
 class Program:
     """A function that is compiled once for each shape of its last argument.
 
-    With `carries`, the first argument comes back as the first of two results, with its
-    shardings. With `donates`, its memory is used for the results.
+    `carries`: the first result replaces the first argument and keeps its shardings.
+    `donates`: the first argument's memory is used for the results.
     """
 
     name: str

@@ -17,10 +17,10 @@ from txl_jax.update.state import Average
 Schedule = Callable[[Array | int], Array]
 
 
-# Schedules. Step s is the number of previous updates, so with a warm-up the first
-# update has rate 0, as in TensorFlow. The PyTorch codes set the rate of step s after
-# update s: their rates are the same except in the first update, which has the full lr
-# (or 0 with a warm-up of inverse_sqrt).
+# Schedules. Step s = updates made so far: with a warm-up the first update has rate 0,
+# as in TensorFlow. The PyTorch codes set the rate of step s after update s: their rates
+# are the same except in the first update, which has the full lr (or 0 with a warm-up of
+# inverse_sqrt).
 
 
 def cosine(config: OptimConfig, num_steps: int) -> Schedule:
@@ -81,7 +81,7 @@ def make_schedule(config: OptimConfig, num_steps: int) -> Schedule:
     return SCHEDULES[config.schedule](config, num_steps)
 
 
-# Optimizers: the transformations between the clip and the learning rate.
+# Optimizers: the transformations after the clip. The step scales their result by -lr.
 
 Parts = list[optax.GradientTransformation]
 # The decay rates of the two moments, as in all published recipes.
@@ -195,7 +195,7 @@ def muon(config: OptimConfig) -> Parts:
     so both take the same lr.
     """
     both = optax.contrib.muon(
-        learning_rate=-1.0,  # the step scales by -lr
+        learning_rate=-1.0,  # optax's scales by -learning_rate
         eps=EPSILON,
         adam_b1=BETAS[0],
         adam_b2=BETAS[1],
