@@ -46,7 +46,14 @@ def test_on_a_terminal_progress_is_a_bar(
             bar(1000 * done, 9000)
         say("a separate line")
     with Progress("train", 400_000, unit="") as bar:
-        bar(400_000, 0, "12.3k tokens/s", "loss 1.9234", "bpc 2.7750", "mfu 23.1%")
+        bar(
+            400_000,
+            0,
+            "12.3k tokens/s",
+            "loss 1.9234",
+            "2.7750 bits/token",
+            "mfu 23.1%",
+        )
     shown = terminal.getvalue()
     assert "a separate line\n" in shown and capsys.readouterr().out == ""
     states = shown.replace("\n", "\r").split("\r")

@@ -154,8 +154,9 @@ def waiting(notice: str) -> Iterator[None]:
 class MetricsLog:
     """Appends to metrics.jsonl: a line every few updates and one for each validation.
 
-    The last update has a line too. Lines that a full disk refuses are kept until
-    `sync`. Only process 0 writes.
+    The last update has a line too. In a line, `exact` has the metrics that a resumed
+    run repeats bit by bit, and `timing` those of `Timing`. Lines that a full disk
+    refuses are kept until `sync`. Only process 0 writes.
     """
 
     def __init__(
@@ -218,13 +219,13 @@ class MetricsLog:
         return [
             f"{rate} tokens/s",
             f"loss {exact['loss']:.4f}",
-            f"bpc {bits(exact['loss']):.4f}",
+            f"{bits(exact['loss']):.4f} bits/token",
             f"mfu {self.timing.ideal_seconds / seconds:.1%}",
         ]
 
     def validated(self, valid_nll_nats: float) -> None:
         """Logs the validation of the newest update."""
-        say(f"update {self.step}: valid bpc {bits(valid_nll_nats):.4f}")
+        say(f"update {self.step}: valid {bits(valid_nll_nats):.4f} bits/token")
         self._add({"valid_nll": valid_nll_nats}, self.timing.so_far())
 
     def sync(self) -> None:
