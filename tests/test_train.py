@@ -30,7 +30,7 @@ from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.preemption import Stop
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import abstract, sharding
-from txl_jax.train import Training, make_streams
+from txl_jax.train import TrainingParts, make_streams
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Average, TrainState, Updater
 
@@ -81,10 +81,10 @@ def train(
     like = abstract(state, jax.tree.map(lambda _: place, state))
     batch = make_streams(config, TEXT, slice(None)).batch
     updater = Updater(lambda: state, like, step)
-    training = Training(config, mesh, updater, batch, evaluate, TEXT)
+    parts = TrainingParts(config, mesh, updater, batch, evaluate, TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "Program", lambda name, step, **_: step)
-        return loop.train(training, workdir)
+        return loop.train(parts, workdir)
 
 
 def ask_to_end(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
@@ -142,7 +142,7 @@ class Events:
 
     def __init__(self, config: Config, last: int) -> None:
         self.start = 0, 0, 0
-        self.training = SimpleNamespace(config=config)
+        self.parts = SimpleNamespace(config=config)
         self.log = SimpleNamespace(timing=SimpleNamespace(totals={}))
         self.checkpoints = SimpleNamespace(finish=lambda step: None, failed=[])
         self.last, self.done, self.calls = last, list[str](), list[str]()
@@ -150,7 +150,7 @@ class Events:
     def dispatch(self, step: int, state: int, segments: str) -> int:
         """Makes all updates of the batch."""
         self.done.append(f"dispatch {step}")
-        made = int(segments[-1]) // self.training.config.train.segments_per_update
+        made = int(segments[-1]) // self.parts.config.train.segments_per_update
         updates = [*range(state + 1, state + made + 1)]
         self.calls.append(f"record {step} {updates} {segments}")
         return state + made
@@ -160,7 +160,7 @@ class Events:
         while len(self.calls) > in_flight:
             self.done.append(self.calls.pop(0))
 
-    def at_boundary(self) -> bool:
+    def poll_end(self) -> bool:
         """Returns True at the boundary `last`."""
         self.done.append("boundary")
         return self.done.count("boundary") == self.last
@@ -176,10 +176,10 @@ def events_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:
 
     def batches() -> Iterator[Any]:
         read: Any = lambda n, S: (f"batch {n} of {S}", n + 1)  # noqa: E731
-        training: Any = SimpleNamespace(config=whole, read_batch=read)
+        parts: Any = SimpleNamespace(config=whole, read_batch=read)
         place: Any = 0, 0
         while True:
-            segments, place = loop.read_call(training, place)
+            segments, place = loop.read_call(parts, place)
             yield segments, place
 
     run: Any = Events(whole, last)

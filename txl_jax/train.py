@@ -40,33 +40,32 @@ Cursor = tuple[int, Position]
 MOST_SKIPPED = 20  # updates in a row; a run that skips more does not recover
 
 
-class Training(NamedTuple):
+class TrainingParts(NamedTuple):
     """Everything that the updates of a run need."""
 
-    config: Config  # with the vocabulary's size and ids
+    config: Config  # fitted: with the vocabulary's size and ids
     mesh: Mesh
     updater: Updater
     # (position, S) -> (the S segments read there, the position after them).
     read_batch: Callable[[Position, int], tuple[Segment, Position]]
     evaluate: Evaluate
     valid_tokens: np.ndarray
-    params: Params | None = None  # the start of a fresh run; None = random
 
 
-def make_training(
+def make_parts(
     config: Config,
     mesh: Mesh,
     train_tokens: np.ndarray,
     valid_tokens: np.ndarray,
     ids: TokenIds,
-) -> Training:
-    """Returns the Training without params."""
+) -> TrainingParts:
+    """Returns the parts of a training on these tokens."""
     updater = make_updater(config.model, config.train, config.optim, mesh)
     rows = host_rows(mesh, config.train.batch_size, "train.batch_size")
     reset = ids.eval_reset
     evaluate = make_evaluate(config.model, config.eval, mesh, reset_memory_at=reset)
     streams = make_streams(config, train_tokens, rows, ids)
-    return Training(config, mesh, updater, streams.batch, evaluate, valid_tokens)
+    return TrainingParts(config, mesh, updater, streams.batch, evaluate, valid_tokens)
 
 
 def make_streams(
@@ -119,24 +118,25 @@ def step_segments(config: Config, mesh: Mesh) -> Segment:
 
 
 def train(
-    training: Training,
+    parts: TrainingParts,
     workdir: Path,
     send_line: SendLine = lambda step, numbers: None,
+    params: Params | None = None,
 ) -> Json:
     """Trains to config.train.num_steps, from the newest checkpoint if there is one.
 
-    Returns the number of updates, the steps whose save failed, and the seconds by
-    purpose. Raises UserError if the last save failed, Interrupted after a signal, and
-    BadNumbers if MOST_SKIPPED updates in a row are skipped. A resumed run repeats an
-    interrupted validation.
+    params: a fresh run's; None = random. Returns the number of updates, the steps whose
+    save failed, and the seconds by purpose. Raises UserError if the last save failed,
+    Interrupted after a signal, and BadNumbers if MOST_SKIPPED updates in a row are
+    skipped. A resumed run repeats an interrupted validation.
     """
     with ExitStack() as stack:
-        run = Run(training, workdir, send_line, stack)
+        run = Run(parts, workdir, send_line, params, stack)
         step, _, position = run.start
-        read = partial(read_call, training)
+        read = partial(read_call, parts)
         ahead = stack.enter_context(closing(prefetch(read, (step, position))))
         batches = (
-            (place_segments(training.mesh, segments), after)
+            (place_segments(parts.mesh, segments), after)
             for segments, after in run.log.timing.inputs(ahead)
         )
         stack.enter_context(jax.transfer_guard("disallow"))
@@ -151,17 +151,18 @@ def update_to_the_end(run: "Run", batches: Iterator[tuple[Segment, Cursor]]) -> 
     The metrics of a call are fetched after the next call was dispatched, so the devices
     never wait for the host. Before a save, all metrics have been fetched.
     """
-    config = run.training.config
+    config = run.parts.config
     step, state, position = run.start
-    if step and config.train.validates(step) and not run.checkpoints.validated(step):
+    is_validation_due = config.train.is_validation_due
+    if step and is_validation_due(step) and not run.checkpoints.has_validation(step):
         run.finish_step(step, state, position)
     while step < config.train.num_steps:
         segments, (next_step, position) = next(batches)
         state, step = run.dispatch(step, state, segments), next_step
         run.record(in_flight=1)
-        ends = run.at_boundary()
-        is_due = step % config.checkpoint.every_steps == 0
-        if ends or is_due or config.train.validates(step):
+        ends = run.poll_end()
+        is_save_due = step % config.checkpoint.every_steps == 0
+        if ends or is_save_due or is_validation_due(step):
             run.record(in_flight=0)
             run.finish_step(step, state, position)
     run.checkpoints.finish(step)
@@ -173,22 +174,23 @@ def update_to_the_end(run: "Run", batches: Iterator[tuple[Segment, Cursor]]) -> 
 
 
 class Run:
-    """A Training in progress, with its logs and checkpoints."""
+    """A training in progress, with its logs and checkpoints."""
 
     def __init__(
         self,
-        training: Training,
+        parts: TrainingParts,
         workdir: Path,
         send_line: SendLine,
+        params: Params | None,
         stack: ExitStack,
     ) -> None:
         """Opens the run's files, which `stack` closes, and restores its state."""
-        config, enter = training.config, stack.enter_context
+        config, enter = parts.config, stack.enter_context
         train = config.train
-        self.training, self.stop = training, enter(preemption.listening())
+        self.parts, self.stop = parts, enter(preemption.listening())
         self.checkpoints = enter(Checkpoints(workdir, config.checkpoint))
         self.start = save_restore.restore_or_init(
-            self.checkpoints, workdir, training.updater, training.params
+            self.checkpoints, workdir, parts.updater, params
         )
         self.staging = enter(Staging(workdir, METRICS))
         folder, step = self.staging.folder, self.start.step
@@ -210,7 +212,7 @@ class Run:
             every=train.log_every,
             send=(events.scalars, send_line),
             ideal_seconds=train.segments_per_update * flops / peak_flops(),
-            validated=step > 0 and self.checkpoints.validated(step),
+            has_validation=step > 0 and self.checkpoints.has_validation(step),
         )
         self.log = enter(log)
         self.debug_nans: bool = jax.config.jax_debug_nans  # type: ignore[attr-defined]
@@ -218,10 +220,10 @@ class Run:
         self.bad: Json = {}
         self.step = Program(
             "the training step",
-            training.updater.step,
+            parts.updater.step,
             carries=True,
             donates=True,
-            options=record_loops([*training.mesh.devices.flat]),
+            options=record_loops([*parts.mesh.devices.flat]),
             timed=partial(log.timing.spend, "compile"),
         )
         # Calls whose metrics have not been fetched: (first step, metrics).
@@ -233,7 +235,7 @@ class Run:
         if self.debug_nans:
             # One operation at a time: the traceback shows where the first NaN arises.
             with jax.disable_jit(), jax.transfer_guard("allow"):
-                state, metrics = self.training.updater.step(state, segments)
+                state, metrics = self.parts.updater.step(state, segments)
         else:
             state, metrics = self.step(state, segments)
         self.calls.append((step, metrics))
@@ -243,14 +245,14 @@ class Run:
         """Waits for all calls but the newest `in_flight`, and logs their metrics."""
         while len(self.calls) > in_flight:
             step, metrics = self.calls.popleft()
-            updates = fetch(metrics)
-            self.bar(step + len(updates), 0, *self.log.append(updates))
-            for number, update in enumerate(updates, step + 1):
+            fetched = fetch(metrics)
+            self.bar(step + len(fetched), 0, *self.log.append(fetched))
+            for number, update in enumerate(fetched, step + 1):
                 if update["skipped_in_row"] >= MOST_SKIPPED and not self.bad:
                     self.bad = {"number": number, **update}
 
-    def at_boundary(self) -> bool:
-        """Returns whether to end; all processes must call this equally often."""
+    def poll_end(self) -> bool:
+        """Polls saves, and asks whether to end; all processes call it equally often."""
         self.checkpoints.poll()
         return self.stop.at_boundary() or bool(self.bad)
 
@@ -260,10 +262,11 @@ class Run:
         Raises BadNumbers if too many updates in a row were skipped.
         """
         valid_nll = None
-        if self.training.config.train.validates(step) and not self.stop.reached:
+        is_due = self.parts.config.train.is_validation_due(step)
+        if is_due and not self.stop.reached:
             valid_nll = self.validate(state)
         if valid_nll is not None:
-            self.log.validated(valid_nll)
+            self.log.log_validation(valid_nll)
         self.save(step, state, position, valid_nll)
         if self.bad and step not in self.checkpoints.failed:
             raise BadNumbers(
@@ -301,10 +304,10 @@ class Run:
 
             def show(done: int, total: int) -> None:
                 bar(done, total)
-                if self.at_boundary():
+                if self.poll_end():
                     raise self.stop.end("while evaluating")
 
-            evaluate, text = self.training.evaluate, self.training.valid_tokens
+            evaluate, text = self.parts.evaluate, self.parts.valid_tokens
             return evaluate(state.evaluated, text, show)["nll"]
         return None
 
@@ -312,18 +315,17 @@ class Run:
 def fetch(metrics: Metrics) -> list[Json]:
     """Waits for a call's metrics by update: the loop's only transfer to the host."""
     host = jax.device_get(metrics)
-    updates: list[Json] = [
+    fetched: list[Json] = [
         {name: values[u].item() for name, values in host.items()}
         for u in range(len(host["loss"]))
     ]
-    return [{**update, "reason": REASONS[update["reason"]]} for update in updates]
+    return [{**update, "reason": REASONS[update["reason"]]} for update in fetched]
 
 
-def read_call(training: Training, start: Cursor) -> tuple[Segment, Cursor]:
+def read_call(parts: TrainingParts, start: Cursor) -> tuple[Segment, Cursor]:
     """Returns the segments of the call that starts at a cursor, and its end."""
     step, position = start
-    train = training.config.train
-    updates = train.updates_of_call(training.config.checkpoint.every_steps, step)
-    S = updates * train.segments_per_update
-    segments, position = training.read_batch(position, S)
-    return segments, (step + updates, position)
+    train = parts.config.train
+    U = train.updates_of_call(parts.config.checkpoint.every_steps, step)
+    segments, position = parts.read_batch(position, U * train.segments_per_update)
+    return segments, (step + U, position)

@@ -147,7 +147,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A disk that is full from a step's checkpoint or metrics to the next metrics."""
     full = contextlib.ExitStack()
     disk = SimpleNamespace(checkpoint=-1, metrics=-1, repair=full.close)
-    save, validated = Checkpoints.save, MetricsLog.validated
+    save, log_validation = Checkpoints.save, MetricsLog.log_validation
 
     def save_faulty(manager: Checkpoints, step: int, *rest: Any) -> None:
         if step == disk.checkpoint:
@@ -157,15 +157,15 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         while step == disk.checkpoint and manager._open().is_saving_in_progress():
             time.sleep(0.01)
 
-    def validated_faulty(log: Any, valid_nll_nats: float) -> None:
+    def log_faulty(log: Any, valid_nll_nats: float) -> None:
         if log.step != disk.checkpoint:  # its files are still being written
             full.close()
         if log.step == disk.metrics:
             full.enter_context(full_disk(log.file.tell() + 50))
-        validated(log, valid_nll_nats)
+        log_validation(log, valid_nll_nats)
 
     monkeypatch.setattr(Checkpoints, "save", save_faulty)
-    monkeypatch.setattr(MetricsLog, "validated", validated_faulty)
+    monkeypatch.setattr(MetricsLog, "log_validation", log_faulty)
     with full:
         yield disk
 

@@ -51,7 +51,7 @@ def test_non_finite_numbers_are_null_in_json(path: Path) -> None:
     bad = update(1) | {"loss": float("nan"), "grad_norm": float("-inf")}
     with MetricsLog(path, 0, 100, 1) as log:
         log.append([bad])
-        log.validated(float("inf"))
+        log.log_validation(float("inf"))
     line, validation = read_metrics(path)
     assert line["exact"] == update(1) | {"loss": None, "grad_norm": None}
     assert validation["exact"] == {"valid_nll": None}
@@ -111,7 +111,7 @@ def test_lines_are_on_disk_before_a_checkpoint(
     forced: list[int] = []
     with MetricsLog(path, 0, 100, 1) as log:
         log.append([update(1), update(2)])
-        log.validated(1.25)
+        log.log_validation(1.25)
         monkeypatch.setattr(
             writer.os, "fsync", lambda file: forced.append(os.fstat(file).st_size)
         )
@@ -160,19 +160,19 @@ def test_lines_that_are_not_metrics_are_left_out(
     assert "lacks the updates up to 5" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize("has_validation", [False, True])
 def test_a_validation_that_is_repeated_is_logged_once(
-    path: Path, validated: bool
+    path: Path, has_validation: bool
 ) -> None:
     """A kill may come between the line and the checkpoint that has its loss."""
     with MetricsLog(path, 0, 100, 1) as log:
         log.append([update(1)])
-        log.validated(1.5)
+        log.log_validation(1.5)
     before = path.read_text()
-    with MetricsLog(path, 1, 100, 1, validated=validated) as log:
-        if not validated:
+    with MetricsLog(path, 1, 100, 1, has_validation=has_validation) as log:
+        if not has_validation:
             assert steps_in(path) == [1]
-            log.validated(1.5)
+            log.log_validation(1.5)
     lines, old = path.read_text().splitlines(), before.splitlines()
     assert lines[0] == old[0] and steps_in(path) == [1, 1]
     assert read_metrics(path)[1]["exact"] == {"valid_nll": 1.5}

@@ -46,21 +46,14 @@ def test_on_a_terminal_progress_is_a_bar(
             bar(1000 * done, 9000)
         say("a separate line")
     with Progress("train", 400_000, unit="") as bar:
-        bar(
-            400_000,
-            0,
-            "12.3k tokens/s",
-            "loss 1.9234",
-            "2.7750 bits/token",
-            "mfu 23.1%",
-        )
+        bar(400_000, 0, "12.3k tok/s", "loss 1.9234", "2.7750 bits/token", "mfu 23.1%")
     shown = terminal.getvalue()
     assert "a separate line\n" in shown and capsys.readouterr().out == ""
     states = shown.replace("\n", "\r").split("\r")
     assert max(map(len, states)) <= columns
     valid, train = ([x for x in states if x.startswith(y)][-1] for y in ("v", "t"))
     assert re.match(r"valid: 100% \|\S+ *\| 9.00k/9.00k, 00:00 left, \d\S+ tok", valid)
-    last = {60: "12.3k tokens/s", 80: "loss 1.9234", 120: "passed"}[columns]
+    last = {60: "12.3k tok/s", 80: "loss 1.9234", 120: "passed"}[columns]
     assert train.strip().endswith(last), "only whole figures are omitted"
 
 

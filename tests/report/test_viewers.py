@@ -47,7 +47,7 @@ def train(workdir: Path, last_step: int, steps: range, nll: float | None) -> Non
             metrics = {"loss": loss, "lr": 0.5, "tokens": 64, "skipped": step == 2}
             log.append([metrics | {"reason": "words are no scalars"}])
         if nll is not None:
-            log.validated(nll)
+            log.log_validation(nll)
         log.sync()
 
 

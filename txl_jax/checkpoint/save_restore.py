@@ -167,7 +167,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             for path in self.folder.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def validated(self, step: int) -> bool:
+    def has_validation(self, step: int) -> bool:
         """Returns whether a checkpoint was saved with its validation loss."""
         return step in self.manifests and self.manifests[step].valid_nll is not None
 

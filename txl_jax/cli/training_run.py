@@ -22,7 +22,7 @@ from txl_jax.report import plots, viewers
 from txl_jax.report.log import SendLine, read_metrics, say, to_json
 from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import Json, write_atomically
-from txl_jax.train import Training, make_training, step_segments, train
+from txl_jax.train import TrainingParts, make_parts, step_segments, train
 from txl_jax.update.state import parameter_count
 from txl_jax.workdir import claim, fit
 from txl_jax.workdir.fit import NO_TOKENS, TokenIds
@@ -31,12 +31,13 @@ from txl_jax.workdir.load import initial_data, load_fitted, load_initial
 from txl_jax.workdir.staging import locked, writing
 
 
-class Plan(NamedTuple):
+class PlannedRun(NamedTuple):
     """A run that may start: its config is checked, and its parts are made."""
 
-    config: Config  # as it is saved
+    saved_config: Config  # parts.config is fitted to the vocabulary
     tokens: Tokens
-    training: Training
+    parts: TrainingParts
+    params: Params | None  # of a fresh run; None = random
 
 
 @dataclasses.dataclass
@@ -44,9 +45,9 @@ class TrainedRun:
     """A run that has reached its last update, and still locks its workdir."""
 
     tokens: Tokens
-    training: Training
+    parts: TrainingParts
     result: Json  # the result of `train`
-    log: SendLine  # sends further numbers to Weights & Biases
+    send_line: SendLine  # sends further numbers to Weights & Biases
 
 
 def train_and_evaluate(config: Config, workdir: Path, keep_prompt: bool) -> Json:
@@ -64,26 +65,25 @@ def trained(
     A run that cannot start raises UserError before the first update. keep_prompt: see
     `plan_run`.
     """
-    plan = plan_run(config, workdir, keep_prompt)
-    training, config = plan.training, plan.config
+    saved, tokens, parts, params = plan_run(config, workdir, keep_prompt)
     with contextlib.ExitStack() as stack:
         with distributed.together():
             stack.enter_context(locked(workdir))
         with distributed.first_before_others():
-            count = parameter_count(training.updater.like.params)
-            start = claim.claim(workdir, config, plan.tokens, count)
-        log = viewers.open_wandb(
-            config.run.wandb, workdir, start, dataclasses.asdict(config)
+            count = parameter_count(parts.updater.like.params)
+            start = claim.claim(workdir, saved, tokens, count)
+        send_line = viewers.open_wandb(
+            config.run.wandb, workdir, start, dataclasses.asdict(saved)
         )
         if (rise := config.optim.warmup_steps) > (end := config.train.num_steps):
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
         started = time.perf_counter()
-        result = train(training, workdir, log)
+        result = train(parts, workdir, send_line, params)
         result["train_seconds"] = time.perf_counter() - started
-        yield TrainedRun(plan.tokens, training, result, log)
+        yield TrainedRun(tokens, parts, result, send_line)
 
 
-def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
+def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> PlannedRun:
     """Returns the plan of a run; writes nothing in the workdir.
 
     A prompt that the vocabulary lacks is replaced unless keep_prompt. Raises UserError
@@ -106,8 +106,8 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
     ids = fit.find_ids(fitted, vocab)
     for text in (texts["valid"], texts[split]):
         check_length(config.eval.cut(text), config.eval.streams, "eval.streams")
-    training = make_training(fitted, mesh, texts["train"], texts["valid"], ids)
-    updater = training.updater
+    parts = make_parts(fitted, mesh, texts["train"], texts["valid"], ids)
+    updater = parts.updater
     # A split of segments, and kernels for one device, refuse some shapes: trace the
     # step now, before anything is written.
     if mesh.shape["segments"] > 1 or config.model.kernel not in ("auto", "xla"):
@@ -116,7 +116,7 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> Plan:
         find_prompts(config.generate, vocab, texts[split], split)
     viewers.check_wandb(config.run.wandb)
     params = load_initial(fitted, workdir, vocab, mesh, updater.like.params)
-    return Plan(config, tokens, training._replace(params=params))
+    return PlannedRun(config, tokens, parts, params)
 
 
 def train_on(
@@ -135,20 +135,19 @@ def train_on(
     result and errors see `train.train`.
     """
     mesh = fit.fit_mesh(config)
-    training = make_training(config, mesh, train_tokens, valid_tokens, ids)
-    return train(training._replace(params=params), workdir, send_line)
+    parts = make_parts(config, mesh, train_tokens, valid_tokens, ids)
+    return train(parts, workdir, send_line, params)
 
 
 def evaluate_best(workdir: Path, run: TrainedRun) -> Json:
     """Scores the best checkpoint; writes result.json, a plot and a sample."""
-    tokens, training = run.tokens, run.training
-    config = training.config
-    loaded = load_fitted(workdir, config, tokens.vocab, training.mesh)
-    plain = training.evaluate
+    tokens, config = run.tokens, run.parts.config
+    loaded = load_fitted(workdir, config, tokens.vocab, run.parts.mesh)
+    plain = run.parts.evaluate
     scored = evaluate_split.evaluate_split(loaded, tokens, workdir, plain=plain)
     result = scored | {"workdir": str(workdir), **run.result}
     scores = {f"{config.eval.split}/{x}": result[x] for x in ("nll", "ppl", "bpc")}
-    run.log(loaded.step, scores)
+    run.send_line(loaded.step, scores)
     sample = draw_samples.draw_samples(loaded, tokens)[0].text
     if not distributed.is_first():
         return result

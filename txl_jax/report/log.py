@@ -167,12 +167,12 @@ class MetricsLog:
         every: int,
         send: Iterable[SendLine] = (),
         ideal_seconds: float = 0.0,
-        validated: bool = True,
+        has_validation: bool = True,
     ):
         """Opens the file and cuts it to the steps up to last_step; raises UserError.
 
-        send: called for each new line. validated: the validation of last_step is not
-        repeated, so its line stays.
+        send: called for each new line. has_validation: the validation of last_step is
+        not repeated, so its line stays.
         """
         self.step, self.num_steps, self.every = last_step, num_steps, every
         self.send = send
@@ -183,7 +183,7 @@ class MetricsLog:
             line
             for line in (read_metrics(path) if self.path else [])
             if line["step"] < last_step
-            or (line["step"] == last_step and (validated or not _is_validation(line)))
+            or (line["step"] == last_step and (has_validation or _is_update(line)))
         ]
         try:
             if self.path:
@@ -223,7 +223,7 @@ class MetricsLog:
             f"mfu {self.timing.ideal_seconds / seconds:.1%}",
         ]
 
-    def validated(self, valid_nll_nats: float) -> None:
+    def log_validation(self, valid_nll_nats: float) -> None:
         """Logs the validation of the newest update."""
         say(f"update {self.step}: valid {bits(valid_nll_nats):.4f} bits/token")
         self._add({"valid_nll": valid_nll_nats}, self.timing.so_far())
@@ -259,8 +259,8 @@ def _encode(line: Json) -> bytes:
     return f"{to_json(line)}\n".encode()
 
 
-def _is_validation(line: Json) -> bool:
-    return "valid_nll" in line["exact"]
+def _is_update(line: Json) -> bool:
+    return "valid_nll" not in line["exact"]
 
 
 def read_metrics(path: Path) -> list[Json]:

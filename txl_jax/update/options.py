@@ -106,7 +106,7 @@ class TrainConfig:
         left = [every - step % every for every in (self.eval_every, save_every)]
         return full if min(*left, self.num_steps - step) >= full else 1
 
-    def validates(self, step: int) -> bool:
+    def is_validation_due(self, step: int) -> bool:
         """Returns whether a validation follows update `step`."""
         return step % self.eval_every == 0 or step == self.num_steps
 
