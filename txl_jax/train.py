@@ -194,14 +194,9 @@ class Run:
         )
         self.staging = enter(Staging(workdir, METRICS))
         folder, step = self.staging.folder, self.start.step
-        width = train.ext_len + train.tgt_len
-        flops = needed_flops(
-            config.model,
-            train.batch_size,
-            width,
-            training=True,
-            together=train.gradient_segments,
-        )
+        B, L = train.batch_size, train.ext_len + train.tgt_len
+        G = train.gradient_segments
+        flops = needed_flops(config.model, B, L, training=True, together=G)
         events = enter(Events(folder, step))
         self.bar = enter(Progress("train", train.num_steps, step, unit=""))
         self.trace = enter(Trace(config.run.profile_from, step, folder / "profile"))

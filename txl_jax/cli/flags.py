@@ -141,14 +141,36 @@ def parse(argv: list[str]) -> Command:
     args, rest = read_general(argv)
     args.mode = args.mode or "train"
     overrides = read_fields(rest, args.mode)
-    applied, own = overrides, f"{MODES[args.mode].section}."
-    source = args.config
-    model = None
+    start, source, folder, model = find_start(args, overrides)
+    check_folder(folder)
+    applied = overrides
+    if args.mode in OUTER:
+        own = f"{MODES[args.mode].section}."
+        applied = {x: y for x, y in overrides.items() if x.startswith((own, "run."))}
+        overrides = {x: y for x, y in overrides.items() if not x.startswith(own)}
+    taken, inherited = source, Values()
+    if applied.get(INIT_FROM):
+        taken, inherited = inherit(applied, folder)
+    without = values_of(start) | inherited
+    for name, value in (overrides | applied).items():
+        if name not in applied or value != without[name]:
+            check_effect(name, args.mode)
+    config = with_values(start, inherited | applied)
+    changed = configs.differences(config, Config())
+    origins = {x: taken if x in configs.INHERITED else source for x in changed}
+    origins |= dict.fromkeys(applied, "a flag")
+    return Command(args.mode, config, folder, overrides, origins, model)
+
+
+def find_start(
+    args: argparse.Namespace, overrides: Values
+) -> tuple[Config, str, Path, Path | None]:
+    """Returns the config that flags change, its file, the workdir, a model's file."""
     if args.model:
         model = model_file(args.model, args.mode, args.config, overrides)
-        config, source = release_file.load_config(model), str(model)
-        folder = find_workdir(args.workdir or f"runs/{model.stem}")
-    elif args.mode in OUTER:
+        config, default = release_file.load_config(model), f"runs/{model.stem}"
+        return config, str(model), find_workdir(args.workdir or default), model
+    if args.mode in OUTER:
         if args.config:
             raise UserError(
                 f"--mode={args.mode} takes no --config, because its runs have their "
@@ -156,33 +178,16 @@ def parse(argv: list[str]) -> Command:
             )
         if args.mode != "recl" and not args.workdir:
             raise UserError(f"--mode={args.mode} needs --workdir, the folder to create")
-        config, folder = Config(), find_workdir(args.workdir or "runs/recl")
-        applied = {x: y for x, y in overrides.items() if x.startswith((own, "run."))}
-        overrides = {x: y for x, y in overrides.items() if not x.startswith(own)}
-    elif args.config:
-        config = configs.load(args.config)
-        folder = find_workdir(args.workdir or f"runs/{Path(args.config).stem}")
-    elif args.workdir:
+        return Config(), "", find_workdir(args.workdir or "runs/recl"), None
+    if args.config:
+        config, default = configs.load(args.config), f"runs/{Path(args.config).stem}"
+        return config, args.config, find_workdir(args.workdir or default), None
+    if args.workdir:
         folder = find_workdir(args.workdir)
-        source = str(folder / CONFIG)
-        config = read_config(folder)
-    else:
-        raise UserError(
-            "give --config=FILE, the --workdir of a run or a --model; see --help"
-        )
-    check_folder(folder)
-    taken, inherited = source, Values()
-    if applied.get(INIT_FROM):
-        taken, inherited = inherit(applied, folder)
-    without = values_of(config) | inherited
-    for name, value in (overrides | applied).items():
-        if name not in applied or value != without[name]:
-            check_effect(name, args.mode)
-    config = with_values(config, inherited | applied)
-    changed = configs.differences(config, Config())
-    origins = {x: taken if x in configs.INHERITED else source for x in changed}
-    origins |= dict.fromkeys(applied, "a flag")
-    return Command(args.mode, config, folder, overrides, origins, model)
+        return read_config(folder), str(folder / CONFIG), folder, None
+    raise UserError(
+        "give --config=FILE, the --workdir of a run or a --model; see --help"
+    )
 
 
 def check_folder(folder: Path) -> None:

@@ -25,7 +25,7 @@ from txl_jax.kernels.softmax import Softmax, adaptive_nll
 from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
-from txl_jax.model.initializers import normal, weight_init
+from txl_jax.model.initializers import initial, normal
 
 Shared = tuple[tuple[Array, ...], tuple[Array | None, ...]]  # tables, projections
 
@@ -63,9 +63,8 @@ class EmbeddingAndSoftmax(nn.Module):
             E = config.embed_size
             rows = normal(config.norm_init_std, ".E")
             self.cluster_table_GE: Array = self.param("cluster_table", rows, (G, E))
-            self.cluster_bias_G: Array = self.param(
-                "cluster_bias", normal(0, "."), (G,)
-            )
+            zeros = normal(0, ".")
+            self.cluster_bias_G: Array = self.param("cluster_bias", zeros, (G,))
         self.drop_words = WordDropout(config.word_dropout)
 
     def _make_tables(self, name: str) -> list[Array]:
@@ -73,12 +72,12 @@ class EmbeddingAndSoftmax(nn.Module):
         config = self.config
         if config.div_val == 1:
             shape = (config.vocab_size, config.embed_size)
-            return [self.param(name, weight_init(config, "VE"), shape)]
+            return [self.param(name, initial(config, "VE"), shape)]
         sizes = zip(self.bounds, config.embed_sizes, strict=True)
         return [
             # Replicated: the sizes of rare clusters rarely divide over the mesh.
             self.param(
-                f"{name}_{i}", weight_init(config, ".." if i else "VE"), (high - low, E)
+                f"{name}_{i}", initial(config, ".." if i else "VE"), (high - low, E)
             )
             for i, ((low, high), E) in enumerate(sizes)
         ]
@@ -118,14 +117,12 @@ class EmbeddingAndSoftmax(nn.Module):
         if len(tables) == 1:
             return rows_BLD(tables[0], projs[0], tokens_BL)
         h_BLD = jnp.zeros((), dtype)
-        for (low, high), table_VE, proj_ED in zip(
-            self.bounds, tables, projs, strict=True
-        ):
+        clusters = zip(self.bounds, tables, projs, strict=True)
+        for (low, high), table_VE, proj_ED in clusters:
             index_BL = jnp.clip(tokens_BL - low, 0, high - low - 1)
             inside_BL = (low <= tokens_BL) & (tokens_BL < high)
-            h_BLD = jnp.where(
-                inside_BL[..., None], rows_BLD(table_VE, proj_ED, index_BL), h_BLD
-            )
+            own_BLD = rows_BLD(table_VE, proj_ED, index_BL)
+            h_BLD = jnp.where(inside_BL[..., None], own_BLD, h_BLD)
         return h_BLD
 
     def _scores(self, hidden_BLD: Array, i: int) -> Array:

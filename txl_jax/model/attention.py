@@ -18,7 +18,7 @@ from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.gate import add_residual
-from txl_jax.model.initializers import Layout, feature_norm, head_norm, weight_maker
+from txl_jax.model.initializers import Layout, feature_norm, head_norm, maker
 from txl_jax.model.memory.key_values import join_heads, project_all
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import position_terms, rotate_queries_and_keys
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         residual adds the raw input; otherwise the sum is normalized.
         """
         config = self.config
-        make = weight_maker(self)
+        make = maker(self)
         D, H, A = config.d_model, config.n_head, config.d_head
         norm = feature_norm(config, name="norm")
         is_separate = self.layout == "separate"

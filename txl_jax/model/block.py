@@ -8,13 +8,7 @@ from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.gate import add_residual
-from txl_jax.model.initializers import (
-    Layout,
-    feature_norm,
-    normal,
-    weight_init,
-    weight_maker,
-)
+from txl_jax.model.initializers import Layout, feature_norm, initial, maker, normal
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import SCHEMES
@@ -44,7 +38,7 @@ class FeedForward(nn.Module):
                 shape=tuple(sizes[letter] for letter in letters),
                 einsum_str=f"BL{source},{letters}->BL{target}",
                 dtype=config.compute_dtype,
-                kernel_init=weight_init(config, letters),
+                kernel_init=initial(config, letters),
                 bias_init=normal(0, target),
                 name=name,
             )
@@ -85,7 +79,7 @@ class Block(nn.Module):
     ) -> tuple[Array, Kept]:
         """Returns (the layer's output, what its memory keeps); see `Attention`."""
         if make_inputs := SCHEMES[self.config.position].inputs:
-            h_BLD += make_inputs(self.config, weight_maker(self), h_BLD.shape[1])
+            h_BLD += make_inputs(self.config, maker(self), h_BLD.shape[1])
         attention = Attention(self.config, self.layout, name="attention")
         h_BLD, kept = attention(h_BLD, layer, oldest_BL, biases, R_RD)
         h_BLD = FeedForward(self.config, self.layout, name="feed_forward")(h_BLD)

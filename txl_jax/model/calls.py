@@ -69,9 +69,7 @@ def read_segments(
             model, h_BTD, memory, first_BL, length_B, segment_len
         )
     else:
-        h_BTD, memory = model.run_with_memory(
-            h_BTD, memory, first_BL, length_B, segment_len
-        )
+        h_BTD, memory = model.advance(h_BTD, memory, first_BL, length_B, segment_len)
     return model.drop_rows(h_BTD), memory
 
 
@@ -101,7 +99,7 @@ def read_inputs(
     may be 0.
     """
     h_BLD = model.enter(inputs_BLD.astype(model.config.compute_dtype))
-    h_BLD, memory = model.run_with_memory(h_BLD, memory, first_BL, length_B)
+    h_BLD, memory = model.advance(h_BLD, memory, first_BL, length_B)
     return model.drop_rows(h_BLD), memory
 
 
@@ -123,7 +121,7 @@ def read_in_sequence(
         return jnp.swapaxes(x_BSL, 0, 1)
 
     def read_one(model: TransformerXL, memory: AnyMemory, segment: Any) -> Any:
-        return model.run_with_memory(segment[0], memory, *segment[1:])[::-1]
+        return model.advance(segment[0], memory, *segment[1:])[::-1]
 
     length_SB = jnp.clip(length_B - jnp.arange(0, T, L)[:, None], 0, L)
     scan: Any = nn.scan(

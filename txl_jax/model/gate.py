@@ -7,7 +7,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import normal, weight_init
+from txl_jax.model.initializers import initial, normal
 
 BIAS = 2.0  # the initial b: the gates start at z = s(-2) = 0.12
 
@@ -47,7 +47,7 @@ class Gate(nn.Module):
         config, D = self.config, self.config.d_model
 
         def product(name: str, x_BLD: Array) -> Array:
-            init, dtype = weight_init(config, "D."), config.compute_dtype
+            init, dtype = initial(config, "D."), config.compute_dtype
             dense = nn.Dense(
                 D, use_bias=False, dtype=dtype, kernel_init=init, name=name
             )

@@ -20,12 +20,12 @@ Initializer = Callable[..., Any]  # (key, shape, dtype) -> boxed array
 MakeWeight = Callable[[str, str, tuple[int, ...]], Array]
 
 
-def weight_init(config: ModelConfig, letters: str) -> Initializer:
+def initial(config: ModelConfig, letters: str) -> Initializer:
     """Returns the initializer of weights, N(0, init_std)."""
     return normal(config.init_std, letters)
 
 
-def weight_maker(module: nn.Module) -> MakeWeight:
+def maker(module: nn.Module) -> MakeWeight:
     """Returns make(name, letters, shape) -> a weight of the module, in compute_dtype.
 
     The module has a field `config`, a ModelConfig.
@@ -33,7 +33,7 @@ def weight_maker(module: nn.Module) -> MakeWeight:
     config: ModelConfig = module.config
 
     def make(name: str, letters: str, shape: tuple[int, ...]) -> Array:
-        x = module.param(name, weight_init(config, letters), shape)
+        x = module.param(name, initial(config, letters), shape)
         return x.astype(config.compute_dtype)
 
     return make

@@ -12,7 +12,7 @@ from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
-from txl_jax.model.initializers import Layout, keep_sums, weight_init
+from txl_jax.model.initializers import Layout, initial, keep_sums
 from txl_jax.model.memory.interval import count_keys, find_oldest
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory, Call, Kept
@@ -65,8 +65,8 @@ class TransformerXL(nn.Module):
         config = self.config
         N, (H, A) = config.n_layer, bias_shape(config)
         if config.untie_r or self.scheme.untied:
-            return self.param(name, weight_init(config, "NHA"), (N, H, A))
-        bias_HA = self.param(name, weight_init(config, "HA"), (H, A))
+            return self.param(name, initial(config, "NHA"), (N, H, A))
+        bias_HA = self.param(name, initial(config, "HA"), (H, A))
         return jnp.broadcast_to(bias_HA, (N, H, A))
 
     def __call__(
@@ -85,7 +85,7 @@ class TransformerXL(nn.Module):
             padding at the right end, which never enters the memory.
         """
         h_BLD = self.enter(self.embedding.embed(jnp.asarray(tokens_BL)))
-        h_BLD, memory = self.run_with_memory(h_BLD, memory, first_BL, length_B)
+        h_BLD, memory = self.advance(h_BLD, memory, first_BL, length_B)
         return self.drop_rows(h_BLD), memory
 
     def enter(self, h_BLD: Array) -> Array:
@@ -95,7 +95,7 @@ class TransformerXL(nn.Module):
             h_BLD += position_LD.astype(self.config.compute_dtype)
         return self.drop_rows(h_BLD)
 
-    def run_with_memory(
+    def advance(
         self,
         h_BLD: Array,
         memory: Any,
@@ -143,11 +143,7 @@ class TransformerXL(nn.Module):
         return self.layers(h_BLD, layers, oldest_BL, biases, R_RD)
 
     def nll(
-        self,
-        tokens_BL: Array,
-        targets_BL: Array,
-        memory: AnyMemory,
-        **segment: Any,
+        self, tokens_BL: Array, targets_BL: Array, memory: AnyMemory, **segment: Any
     ) -> tuple[Array, AnyMemory]:
         """Returns (nll_BL in nats, in token order, memory); nll is -log p(target).
 

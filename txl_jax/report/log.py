@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import tqdm
 
@@ -282,10 +282,10 @@ def spent_seconds(path: Path) -> dict[str, float]:
     return lines[-1]["timing"]["total_seconds"] if lines else {}
 
 
-def to_json(result: Any, indent: int | None = None) -> str:
+def to_json(result: object, indent: int | None = None) -> str:
     """Returns the result as JSON, with null for NaN and infinity."""
 
-    def valid(x: Any) -> Any:
+    def valid(x: object) -> object:
         if isinstance(x, dict):
             return {name: valid(part) for name, part in x.items()}
         if isinstance(x, (list, tuple)):
@@ -314,7 +314,7 @@ def require_other(path: str, read: Iterable[Path], field: str) -> None:
 
 
 @contextlib.contextmanager
-def json_lines(path: str, field: str) -> Iterator[Callable[[Any], None]]:
+def json_lines(path: str, field: str) -> Iterator[Callable[[Json], None]]:
     """Opens a file of JSON lines; yields a function that writes one; "" = nowhere."""
     if not path or not distributed.is_first():
         yield lambda record: None

@@ -92,8 +92,7 @@ EPSILON, LAMB_EPSILON = 1e-8, 1e-6
 
 def adam(config: OptimConfig) -> Parts:
     """Adam, with decoupled weight decay: it is added to the update."""
-    moments = optax.scale_by_adam(*BETAS, EPSILON)
-    return [moments, *_decay(config)]
+    return [optax.scale_by_adam(*BETAS, EPSILON), *_decay(config)]
 
 
 def lamb(config: OptimConfig) -> Parts:

@@ -90,7 +90,7 @@ def abstract_params(config: ModelConfig) -> Params:
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
-def parameter_count(params: Any) -> int:
+def parameter_count(params: Params) -> int:
     """Returns the number of scalars in a pytree of arrays or shapes."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 

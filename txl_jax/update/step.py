@@ -110,7 +110,13 @@ def make_train_step(
         good = reason == 0
 
         def apply(state: TrainState) -> TrainState:
-            state = apply_gradients(state, optimizer, mean_grads(), grad_norm, lr)
+            grads = mean_grads()
+            with jax.named_scope("optimizer"):
+                updates, opt_state = optimizer.update(
+                    grads, state.opt_state, state.params, grad_norm=grad_norm
+                )
+                params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
+            state = dataclasses.replace(state, params=params, opt_state=opt_state)
             if add_to_average:
                 average = add_to_average(state.average, state.params, state.step)
                 state = dataclasses.replace(state, average=average)
@@ -294,19 +300,3 @@ def join_streams(x: Array, axis: int) -> Array:
     x = jnp.moveaxis(x, 0, axis + 1)
     B = x.shape[axis] * x.shape[axis + 1]
     return x.reshape(*x.shape[:axis], B, *x.shape[axis + 2 :])
-
-
-def apply_gradients(
-    state: TrainState,
-    optimizer: optax.GradientTransformationExtraArgs,
-    grads: Params,
-    grad_norm: Array,
-    lr: Array,
-) -> TrainState:
-    """Returns the state with updated parameters."""
-    with jax.named_scope("optimizer"):
-        updates, opt_state = optimizer.update(
-            grads, state.opt_state, state.params, grad_norm=grad_norm
-        )
-        params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
-    return dataclasses.replace(state, params=params, opt_state=opt_state)

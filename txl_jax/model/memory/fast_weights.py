@@ -31,7 +31,7 @@ from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Layout, Params, feature_norm, normal, weight_init
+from txl_jax.model.initializers import Layout, Params, feature_norm, initial, normal
 from txl_jax.model.memory.cache import Extended, ExtendedStates
 from txl_jax.model.memory.interval import find_oldest, window
 from txl_jax.model.memory.protocol import Call, Kept, MemoryLike
@@ -139,7 +139,7 @@ class FastWeights(nn.Module):
             return nn.Dense(
                 self.config.n_head,
                 dtype=jnp.float32,
-                kernel_init=weight_init(self.config, "DH"),
+                kernel_init=initial(self.config, "DH"),
                 bias_init=normal(0, "H", mean=bias),
             )
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import weight_init
+from txl_jax.model.initializers import initial
 from txl_jax.model.memory.cache import CacheLayer, Memory
 from txl_jax.model.memory.interval import last_start, window
 from txl_jax.model.memory.protocol import Call, Kept, Kind, MemoryLike
@@ -100,9 +100,7 @@ class MemoryTokens(Kind):
         """Returns the learned tokens."""
         config = self.config
         shape = (config.memory_tokens, config.d_model)
-        tokens_WD: Array = module.param(
-            "memory_tokens", weight_init(config, "WD"), shape
-        )
+        tokens_WD: Array = module.param("memory_tokens", initial(config, "WD"), shape)
         return tokens_WD.astype(config.compute_dtype)
 
     def open(self, memory: TokenMemory, call: Call) -> OpenTokens:
