@@ -72,9 +72,8 @@ def trained(
         with distributed.first_before_others():
             count = parameter_count(parts.updater.like.params)
             start = claim.claim(workdir, saved, tokens, count)
-        send_line = viewers.open_wandb(
-            config.run.wandb, workdir, start, dataclasses.asdict(saved)
-        )
+        options = dataclasses.asdict(saved)
+        send_line = viewers.open_wandb(config.run.wandb, workdir, start, options)
         if (rise := config.optim.warmup_steps) > (end := config.train.num_steps):
             say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
         started = time.perf_counter()

@@ -103,10 +103,7 @@ class TransformerXL(nn.Module):
         length_B: Array | None,
         segment_len: int = 0,
     ) -> tuple[Array, Any]:
-        """Returns (the last layer's output, memory), given the first one's input.
-
-        segment_len: see `calls.read_segments`.
-        """
+        """Returns (the last layer's output, memory); segment_len: as in `calls`."""
         kind, M, L = self.kind, memory.mem_len, h_BLD.shape[1]
         memory, first_BL = kind.begin(memory, first_BL)
         keys = count_keys(self.config, M)
