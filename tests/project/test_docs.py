@@ -77,9 +77,8 @@ def test_flags_of_commands_are_valid(
 ) -> None:
     """The runs, models and experiments that the reader has made are in place."""
     monkeypatch.chdir(checkout)
-    monkeypatch.setattr(
-        "txl_jax.cli.flags.find_workdir", Path
-    )  # a bucket is a folder here
+    # A bucket is a folder here.
+    monkeypatch.setattr("txl_jax.cli.flags.find_workdir", Path)
     args = arguments(line)
     quickstart = ROOT / "experiments/quickstart.py"
     for flag, _, value in (each.partition("=") for each in args):
