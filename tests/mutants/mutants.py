@@ -81,10 +81,10 @@ model/positions.py
     + biases["buckets"].astype(jnp.float32)
 model/attention.py
   the gradient of keys leaves the segment: model promises/test_gradients.py
-    - grad_BKHA[:, M:]
-    + grad_BKHA[:, : grad_BKHA.shape[1] - M]
+    - grad_BKHA[:, n_constant:]
+    + grad_BKHA[:, : grad_BKHA.shape[1] - n_constant]
   the norm of a memory's keys gets no gradient: promises/test_gradients.py
-    - x_BKD, constant = norm(h_BKD), 0
+    - x_BKD, n_constant = norm(h_BKD), 0
     + x_BKD = norm(h_BKD)
 model/memory/halo.py
   the oldest states of a piece are passed on: model/test_halo.py

@@ -1,7 +1,6 @@
 """Multi-head attention over memory and segment (sections 3.2 and 3.3).
 
-Dims: separate parameters are stacked: J = 3 of q, k and v, and P = 2 parts of o, of
-C = D / 2 columns each.
+Dims: J = 3 of q, k and v, P = 2 parts of o, of C = D / 2 columns each.
 """
 
 import functools
