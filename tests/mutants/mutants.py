@@ -90,10 +90,6 @@ model/memory/halo.py
   the oldest states of a piece are passed on: model/test_halo.py
     - newest_BMD = h_YXD[:, h_YXD.shape[1] - M :]
     + newest_BMD = h_YXD[:, :M]
-evaluate/grouping.py
-  documents that start from visible zeros are read together: evaluate/test_grouping.py
-    - if zeros or not config.mem_len:
-    + if not config.mem_len:
 model/block.py
   the memory keeps the layer's output: model
     - layer, kept, h_BLD, oldest_BL

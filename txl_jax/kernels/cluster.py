@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 from txl_jax.kernels.sharded import device_memory, target_device
 
 Carry = TypeVar("Carry")  # of a loop
+Visit = Callable[[Carry, Array, Array], Carry]  # (carry, first, real_X) -> carry
 
 
 class Largest(NamedTuple):
@@ -144,10 +145,7 @@ def make_cluster(rows: tuple[Rows, ...], T: int, expected: float = 1.0) -> Clust
 
 
 def visit_tokens(
-    tokens: Members,
-    cluster: Cluster,
-    visit: Callable[[Carry, Array, Array], Carry],
-    carry: Carry,
+    tokens: Members, cluster: Cluster, visit: Visit[Carry], carry: Carry
 ) -> Carry:
     """Calls visit(carry, first, real_X) for each block of a cluster's tokens."""
     X, fixed = cluster.X, cluster.fixed
