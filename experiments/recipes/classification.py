@@ -43,11 +43,11 @@ from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.memory.kinds import choose_kind
 
 PACKAGES = "asyncio", "email", "importlib", "multiprocessing", "unittest", "xml"
-SHORTEST, LONGEST = 200, 600  # characters of a text; longer ones are cut
+SHORTEST, LONGEST = 200, 400  # characters of a text; longer ones are cut
 # The share of a class's files, and its texts at most.
 PARTS = {"train": (0.5, 40), "validation": (0.2, 15), "test": (0.3, 30)}
-SEGMENT, BATCH = 256, 8
-RATE, WARMUP, EPOCHS, PATIENCE = 3e-4, 30, 5, 2
+SEGMENT, BATCH = 128, 8
+RATE, WARMUP, EPOCHS, PATIENCE = 3e-4, 30, 4, 2
 PENALTIES = 0.01, 0.1, 1.0, 10.0, 100.0  # scikit-learn's C, the inverse of a penalty
 
 
