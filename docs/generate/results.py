@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from generate.markdown import ROOT, revision, table
-from txl_jax.paper.options import KINDS
+from txl_jax.paper.memory_table import judge
+from txl_jax.paper.options import KINDS, TASKS
 
 FOLDER = ROOT / "experiments/logs"
 
@@ -149,6 +150,21 @@ def distances(name: str) -> str:
         for (task, kind), runs in rows.items()
     ]
     return table(("task", "row", *heads), lines)
+
+
+def equal_bytes(name: str) -> str:
+    """Returns how fast weights compare with a paper's memory of as many bytes."""
+    cells, lines = read(name)["cells"], []
+    nlls = {(cell["task"], cell["kind"], cell["seed"]): cell["nll"] for cell in cells}
+    for task in TASKS:
+        differences = [
+            nll - nlls[task, "longer", seed]
+            for (each, kind, seed), nll in nlls.items()
+            if (each, kind) == (task, "fast_weights") and (task, "longer", seed) in nlls
+        ]
+        if differences:
+            lines.append((f"`{task}`", spread(differences, 3), judge(differences)))
+    return table(("task", "`fast_weights` - `longer`, nats", "verdict"), lines)
 
 
 def few_seeds(runs: Sequence[object]) -> str:

@@ -223,6 +223,14 @@ def recall_stated(table: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield page, " KiB per stream instead of ".join(state)
     by_speed = sorted(rows, key=lambda x: -rows[x]["tokens_per_second"])
     yield page, ", ".join(f"`{kind}`" for kind in by_speed)
+    assert [
+        {kind for kind, row in tasks[task].items() if row.get("verdict") == "better"}
+        for task in ("stdlib", "wikitext2")
+    ] == [{"fast_weights", "cache"}, {"cache"}]
+    nats = {kind: row["nll"]["mean"] for kind, row in tasks["stdlib"].items()}
+    gain = nats["paper"] - nats["fast_weights"]
+    yield page, f"Fast weights gain {gain:.3f} nats on bytes"
+    assert nats["fast_weights"] < nats["longer"] < nats["paper"]
     near = 100 * tasks["recall"]["paper"]["accuracy"]
     yield page, f"`paper` gives {near:.0f} % of the answers of `recall`"
     shares = [
