@@ -44,7 +44,8 @@ REQUIRES = [
 SUBWORD = ["tokenizers>=0.20"]
 STABLEHLO = ["flatbuffers>=25.2"]  # jax.export writes and reads files with it
 WANDB = ["wandb>=0.20"]
-RECIPES = ["scikit-learn>=1.7"]  # baselines of experiments/recipes/classification.py
+# Baselines of classification, and the range coder of compress, in experiments/recipes.
+RECIPES = ["scikit-learn>=1.7", "constriction>=0.4"]
 GCS = ["gcsfs>=2025.9", "google-cloud-storage>=3.0"]
 TEST = [
     "pytest>=9",

@@ -18,6 +18,7 @@ from experiments.recipes import classification
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.data.vocab import CharVocab
+from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.update.options import TrainConfig
 
@@ -45,6 +46,23 @@ def test_midi_becomes_the_same_numbers_again(
             runpy.run_module("experiments.recipes.midi", run_name="__main__")
     assert os.path.getsize("a.mid") > 50
     np.testing.assert_array_equal(np.load("b.npy"), numbers)
+
+
+def test_a_file_is_compressed_restored_and_checked(tmp_path: Path) -> None:
+    compress = importlib.import_module("experiments.recipes.compress")
+    file, out, copy = (tmp_path / name for name in ("file", "out", "copy"))
+    data = (b"It is raining, and it has rained. " * 130)[:4000]
+    file.write_bytes(data)
+    result = compress.encode(file, out, seed=1)
+    assert result["compressed_bytes"] == out.stat().st_size < len(data) // 3
+    compress.decode(out, copy)
+    assert copy.read_bytes() == data
+    content = bytearray(out.read_bytes())
+    for damaged in (content[:-1], content[:700] + b"x" + content[701:], b"no file"):
+        out.write_bytes(damaged)
+        with pytest.raises(UserError, match="out (is truncated|was not written)"):
+            compress.decode(out, tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
 
 
 @pytest.mark.parametrize(
