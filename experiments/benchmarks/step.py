@@ -2,6 +2,7 @@
 
     python -m experiments.benchmarks.step [--kernel=chunked]
     python -m experiments.benchmarks.step --models=small --gradient_segments 1 2 4 8
+    python -m experiments.benchmarks.step --models=small --fast_weights
 
 Updates use Adam with clipping and dropout 0.1. There are two models: `small` has 6
 layers of 256 and reads 8 streams of 128 bytes; `wikitext` is the paper's standard model
@@ -10,7 +11,8 @@ for WikiText-103 with its adaptive softmax over 267,735 words and reads 4 stream
 distribution. `wikitext` needs about 8 GB. `bytes_above` is the memory beyond
 parameters, moments and one gradient, from the compiler for our side and from the peak
 of the process for the peer. With --gradient_segments, updates of equally many segments
-are compared by the number of segments that their gradients cross.
+are compared by the number of segments that their gradients cross, and with
+--fast_weights, a model with fast weights with the same model without.
 """
 
 import argparse
@@ -32,10 +34,8 @@ JOBS = {
 
 def train(args: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, Any]:
     """Times the updates of one model."""
-    job = JOBS[name]
-    config = subject.shrink(job.config) if args.tiny else job.config
-    config = dataclasses.replace(config, kernel=args.kernel)
-    job = dataclasses.replace(job, config=config)
+    job = make_job(args, name)
+    config = job.config
     ours = Step(job)
     compiled = ours.compile()
     programs = {"ours": quiet.times(args.updates, ours.update)}
@@ -61,24 +61,60 @@ def cross(args: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, 
 
     An update has more segments than in `train`, so a repetition has fewer updates.
     """
+    job = make_job(args, name)
+    job = dataclasses.replace(job, segments=max(args.gradient_segments))
+    jobs = {
+        f"across {G}": dataclasses.replace(job, gradient_segments=G)
+        for G in args.gradient_segments
+    }
+    return compare(args, watch, name, jobs, max(args.updates // job.segments, 1))
+
+
+def add_fast_weights(
+    args: argparse.Namespace, watch: quiet.Watch, name: str
+) -> dict[str, Any]:
+    """Times the updates of one model with pre_lnorm, with and without fast weights."""
+    job = make_job(args, name)
+    jobs = {
+        side: dataclasses.replace(
+            job,
+            config=dataclasses.replace(
+                job.config, pre_lnorm=True, fast_weights=side == "fast weights"
+            ),
+        )
+        for side in ("fast weights", "plain")
+    }
+    return compare(args, watch, name, jobs, args.updates)
+
+
+def make_job(args: argparse.Namespace, name: str) -> Job:
+    """Returns the job of a model, as the flags change it."""
     job = JOBS[name]
     config = subject.shrink(job.config) if args.tiny else job.config
     config = dataclasses.replace(config, kernel=args.kernel)
-    job = dataclasses.replace(job, config=config, segments=max(args.gradient_segments))
-    steps = {
-        f"across {G}": Step(dataclasses.replace(job, gradient_segments=G))
-        for G in args.gradient_segments
-    }
+    return dataclasses.replace(job, config=config)
+
+
+def compare(
+    args: argparse.Namespace,
+    watch: quiet.Watch,
+    name: str,
+    jobs: dict[str, Job],
+    updates: int,
+) -> dict[str, Any]:
+    """Times the updates of several jobs with equally many tokens."""
+    steps = {side: Step(job) for side, job in jobs.items()}
     more = {side: step.compile().describe() for side, step in steps.items()}
-    updates = max(args.updates // job.segments, 1)
     programs = {side: quiet.times(updates, step.update) for side, step in steps.items()}
     timings = quiet.alternate(programs, args.repeats, watch)
-    return record.case(name, updates * job.tokens, timings, **more)
+    tokens = max(job.tokens for job in jobs.values())
+    return record.case(name, updates * tokens, timings, **more)
 
 
 def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     """Measures each model."""
     time = cross if args.gradient_segments else train
+    time = add_fast_weights if args.fast_weights else time
     cases = [time(args, watch, name) for name in args.models]
     return {"peer": peer.describe(), "kernel": args.kernel, "cases": cases}
 
@@ -90,7 +126,9 @@ def main() -> None:
     parser.add_argument(
         "--updates", type=record.positive, default=4, help="updates in a repetition"
     )
-    parser.add_argument("--gradient_segments", type=record.positive, nargs="+")
+    compared = parser.add_mutually_exclusive_group()
+    compared.add_argument("--gradient_segments", type=record.positive, nargs="+")
+    compared.add_argument("--fast_weights", action="store_true")
     record.run("step", parser.parse_args(), measure)
 
 
