@@ -155,12 +155,13 @@ def _prepare(config: DataConfig) -> Tokens:
                 held = FileLock(lock).acquire()
             with held:
                 # The process that held the lock before may have made it.
-                if not _is_complete(folder, manifest):
+                if _is_complete(folder, manifest):
+                    pass
+                elif manifest:
                     with _replacing(folder) as incomplete:
-                        if manifest:
-                            _fetch(remote, manifest, incomplete)
-                        else:
-                            _make(source, recipe, vocab, incomplete)
+                        _fetch(remote, manifest, incomplete)
+                else:
+                    _make(source, recipe, vocab, folder)
         if remote and not manifest:
             _store(remote, folder)
     except OSError as error:
@@ -192,31 +193,35 @@ def _make(
     source: corpora.Source, recipe: Recipe, vocab: Vocab | None, folder: Path
 ) -> None:
     start = time.monotonic()
-    say(f"data: preparing {source.name} in {folder.parent}")
+    say(f"data: preparing {source.name} in {folder}")
     place = folder.parent.parent
     for leftover in place.glob("incomplete.*"):  # from a killed preparation or TFDS
         shutil.rmtree(leftover)
     scratch = place / "incomplete.unpacked"
     scratch.mkdir(parents=True)
     try:
+        # TFDS prepares the corpus in folder.parent, which must not exist before.
         text = source.open(scratch)
-        vocab, splits = Encoder(source.corpus, recipe, text).encode(vocab, folder)
-        vocabulary.save(vocab, folder / VOCAB)
+        with _replacing(folder) as incomplete:
+            encoder = Encoder(source.corpus, recipe, text)
+            vocab, splits = encoder.encode(vocab, incomplete)
+            vocabulary.save(vocab, incomplete / VOCAB)
+            files = {f"{name}.bin": entry["sha256"] for name, entry in splits.items()}
+            manifest = {
+                "corpus": source.corpus.name,
+                "edition": source.edition,
+                "version": source.corpus.version,
+                "convention": recipe.convention,
+                "vocab": vocab.kind,
+                "types": len(vocab),
+                "dtype": vocab.dtype.name,
+                "splits": splits,
+                "files": {**files, VOCAB: checksum(incomplete / VOCAB)},
+            }
+            body = json.dumps(manifest, indent=2) + "\n"
+            (incomplete / MANIFEST).write_text(body, "utf-8")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    files = {f"{name}.bin": entry["sha256"] for name, entry in splits.items()}
-    manifest = {
-        "corpus": source.corpus.name,
-        "edition": source.edition,
-        "version": source.corpus.version,
-        "convention": recipe.convention,
-        "vocab": vocab.kind,
-        "types": len(vocab),
-        "dtype": vocab.dtype.name,
-        "splits": splits,
-        "files": {**files, VOCAB: checksum(folder / VOCAB)},
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
     counts = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
     say(f"data: {counts} tokens in {time.monotonic() - start:.1f} s")
 
