@@ -5,6 +5,7 @@ import logging
 import queue
 import re
 import sys
+import weakref
 from functools import partial
 
 import pytest
@@ -41,6 +42,8 @@ def test_on_a_terminal_progress_is_a_bar(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", str(columns))
+    # A bar of another test that is not closed yet would move this one down.
+    monkeypatch.setattr(Progress, "_instances", weakref.WeakSet())
     with Progress("valid") as bar:
         for done in range(1, 10):
             bar(1000 * done, 9000)
