@@ -219,6 +219,6 @@ def test_streams_hold_every_text_once_with_little_padding(
             cut = sizes[n] > L or not share
             assert start % L == 0 if cut else start // L == max(end - 1, start) // L
         if share:
-            P = int(used.any(axis=0).nonzero()[0].max(initial=-1)) + 1
+            P = int(np.flatnonzero(used.any(axis=0)).max(initial=-1)) + 1
             assert B * P <= 2 * sum(sizes) + B * (max(sizes) + L)
     assert sorted(texts) == list(range(len(sizes)))
