@@ -10,7 +10,7 @@ segment, the model learns from it and from segments at random places before (Bel
 decoded, so it makes the same predictions; it refuses a file from another kind of
 machine.
 
-Predictions are those of a moving average of the parameters and of continuous caches
+Predictions come from a moving average of the parameters and from continuous caches
 with several temperatures, mixed with weights that follow from the bytes before (fixed
 share, Herbster and Warmuth 1998).
 
@@ -70,7 +70,7 @@ C = 2000
 FIXED_MODEL, lay_out = fixed_model(MODEL)
 THETAS = 0.15, 0.3, 0.6
 PRIOR = 0.7, 0.1, 0.1, 0.1
-SHARE = 0.05  # of the weights, returned to the prior after each byte
+SHARE = 0.05  # the part of each weight that returns to the prior after a byte
 
 
 class Prediction(NamedTuple):
@@ -82,7 +82,7 @@ class Prediction(NamedTuple):
     log_weight_BX: Array
     cache_h_CD: Array
     follows_CV: Array  # one-hot: the bytes that followed these states
-    slot: Array  # of the oldest entries of the cache, which the next ones replace
+    slot: Array  # the oldest entries of the cache, which the next ones replace
 
 
 def first_prediction(memory: MemoryLike) -> Prediction:
