@@ -99,7 +99,7 @@ class Stream:
             older = self.states[n][: -1 - settings.mem_len]
             H, A, _ = weights["v"].shape
             S_HAA = np.zeros((H, A, A))
-            k_HA = np.zeros((H, A))
+            k_HA = key(older[0]) if older else np.zeros((H, A))
             for old_D in older:
                 S_HAA *= rate("decay", old_D)[:, None, None]
                 error_HA = weights["v"] @ old_D - np.einsum("hua,ha->hu", S_HAA, k_HA)

@@ -12,9 +12,10 @@ of all keys before i, which therefore does not depend on where segments begin:
     o_i <- o_i + sigmoid(w_g x_{i+M}) S_i q_i
 
 A value is stored under the key of the state before it, so that S returns what followed
-the last state similar to the query's. W_k and W_v are the attention's, with `k_norm` if
-there is one, before any rotation; since W_k also makes the queries, reads train it
-without gradients across segments. S is float32, and a constant where a call begins.
+the last state similar to the query's; a document's first state has its own key. W_k and
+W_v are the attention's, with `k_norm` if there is one, before any rotation; since W_k
+also makes the queries, reads train it without gradients across segments. S is float32,
+and a constant where a call begins.
 
 Dims: P chunks of C steps, U values (as many as A), K = M + L, J = 2: b and log a.
 """
@@ -166,7 +167,9 @@ class FastWeights(nn.Module):
         k_BLHA = jnp.where(written_BL11, feature(k_BLHA), 0)
         left_BKHA = jnp.concatenate([layer.k_BHA[:, None], k_BLHA], axis=1)
         newest_BHA = window(left_BKHA[None], length_B, 1)[0, :, 0]
-        qkv = feature(own.k_BKHA[:, -L:]), left_BKHA[:, :-1], v_BLHA.astype(jnp.float32)
+        is_first_BLH1 = ~jnp.any(left_BKHA[:, :-1], axis=-1, keepdims=True)
+        k_BLHA = jnp.where(is_first_BLH1, k_BLHA, left_BKHA[:, :-1])
+        qkv = feature(own.k_BKHA[:, -L:]), k_BLHA, v_BLHA.astype(jnp.float32)
         rate_BLHJ = jnp.where(written_BL11, rate_BKHJ[:, :L], 0)
         read_BLHA, S_BHUA = run(layer.S_BHUA, *qkv, rate_BLHJ, start_BL)
         gate_BLH1 = nn.sigmoid(self.gate(x_BKD[:, -L:]))[..., None]
