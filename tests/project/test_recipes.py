@@ -1,7 +1,6 @@
 """The programs in experiments/recipes convert without loss, and report user errors."""
 
 import importlib
-import os
 import runpy
 import sys
 import types
@@ -31,21 +30,6 @@ def test_a_series_is_quantised_to_levels_in_use() -> None:
     assert len(numbers) == 2000 and numbers.dtype == np.uint8
     assert 0 < numbers.min() < 40 and 110 < numbers.max() < recipe["LEVELS"] - 1
     assert np.abs(np.diff(numbers.astype(int))).max() < 12, "it is smooth"
-
-
-def test_midi_becomes_the_same_numbers_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("miditoolkit", reason="pip install miditoolkit")
-    numbers = np.array([60, 195, 64, 195, 131, 67, 192, 190, 72, 255], np.uint8)
-    np.save(tmp_path / "a.npy", numbers)
-    monkeypatch.chdir(tmp_path)
-    for argv in (["a.npy", "a.mid"], ["a.mid", "b.npy"]):
-        monkeypatch.setattr(sys, "argv", ["midi", *argv])
-        with pytest.raises(SystemExit, match="0"):
-            runpy.run_module("experiments.recipes.midi", run_name="__main__")
-    assert os.path.getsize("a.mid") > 50
-    np.testing.assert_array_equal(np.load("b.npy"), numbers)
 
 
 def test_a_file_is_compressed_restored_and_checked(tmp_path: Path) -> None:
@@ -84,7 +68,6 @@ def test_a_file_is_compressed_restored_and_checked(tmp_path: Path) -> None:
         ("figures.copying", "--recall 27", "argument --recall: invalid choice: 27"),
         ("recipes.tasks", "copying --length=27", "--length and --symbols are at most"),
         ("recipes.series", "draw --samples=absent.npy", "cannot use absent.npy: No su"),
-        ("recipes.midi", "absent.mid absent.npy", "cannot use absent.mid: No such fil"),
         ("recipes.classification", "--model=absent", "absent holds no run"),
         ("recipes.classification", "--layers=9", "--layers: the model has 4"),
         ("recipes.classification", "--path=absent", "cannot use absent: No such file"),

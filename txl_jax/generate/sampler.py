@@ -206,7 +206,7 @@ class Sampler:
         def draw_one(
             context: Context, index: Array
         ) -> tuple[Context, tuple[Array, Array]]:
-            log_probs_BV, context = self._predict(params, context)
+            log_probs_BV, context = self.predict(params, context)
             token_B = jax.vmap(choose_one, (0, 0, None))(log_probs_BV, seed_B, index)
             nll_B = -jnp.take_along_axis(log_probs_BV, token_B[:, None], axis=1)[:, 0]
             return context._replace(token_B=token_B), (token_B, nll_B)
@@ -215,7 +215,7 @@ class Sampler:
         context, (token_TB, nll_TB) = jax.lax.scan(draw_one, context, index_T)
         return context, (token_TB.T, nll_TB.T)
 
-    def _predict(self, params: Params, context: Context) -> tuple[Array, Context]:
+    def predict(self, params: Params, context: Context) -> tuple[Array, Context]:
         """Reads the newest token; returns (log_probs_BV after it, the context)."""
         apply: Any = functools.partial(self.model.apply, {"params": params})
         token_B, memory, window_BL, length_B = context
