@@ -3,8 +3,9 @@
     python -m experiments.recipes.music encode FOLDER music
     python -m txl_jax.main --config=experiments/music.py
 
-Not in the paper: 913,979 parameters read 614,400 tokens of pieces that
-`experiments.recipes.music sample` continues.
+Not in the paper: 913,979 parameters read 614,400 tokens in minutes. Expected: 1.72 bits
+per token on 17 of Bach's chorales (`experiments.recipes.chorales`), after 315 others.
+`experiments.recipes.music sample` writes pieces.
 """
 
 from ml_collections import ConfigDict
