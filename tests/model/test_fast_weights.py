@@ -17,7 +17,7 @@ from tests.support.reference_fast import Stream
 from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.fast_weights import feature, run
+from txl_jax.model.memory.fast_weights import FastWeights, feature, scan_chunks
 from txl_jax.model.memory.key_values import unstack
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.txl import TransformerXL
@@ -31,7 +31,7 @@ ROTARY = dataclasses.replace(
 )
 TOKENS_BT = tiny.make_tokens(B, S * L + 1)
 FIRST_BT = np.zeros((B, S * L), bool)
-FIRST_BT[0, 13] = FIRST_BT[1, [4, 22]] = True
+FIRST_BT[0, 13] = FIRST_BT[1, [4, 5, 11, 22]] = True
 LENGTH_SB = np.full((S, B), L, np.int32)
 LENGTH_SB[2:4, 1] = 2, 0
 
@@ -59,7 +59,7 @@ def read(
 
 
 def one_by_one(S_BHUA: Any, *steps: Any) -> tuple[Any, Any]:
-    """Returns the results of `run`, by a scan over tokens."""
+    """Returns the results of `scan_chunks`, by a scan over tokens."""
 
     def step(S_BHUA: Any, now: Any) -> tuple[Any, Any]:
         q_BHA, k_BHA, v_BHU, rate_BHJ, start_B = now
@@ -76,7 +76,7 @@ def one_by_one(S_BHUA: Any, *steps: Any) -> tuple[Any, Any]:
 
 
 def make_steps(L: int, common: float) -> tuple[Any, ...]:
-    """Returns random arguments of `run`; `common` makes all keys alike."""
+    """Returns random arguments of `scan_chunks`; `common` makes all keys alike."""
     rng = np.random.default_rng(L)
     H, A = 2, 8
 
@@ -109,7 +109,7 @@ def test_chunks_are_a_scan_over_tokens(L: int, common: float) -> None:
         values = jax.jit(function)(*arrays, start_BL)
         return values, jax.jit(jax.grad(loss))(arrays)
 
-    tiny.assert_close(results(run), results(one_by_one))
+    tiny.assert_close(results(scan_chunks), results(one_by_one))
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,9 @@ def test_chunks_are_a_scan_over_tokens(L: int, common: float) -> None:
     ids=["short memory", "long memory"],
 )
 def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
-    """There is padding, and documents start anywhere."""
+    """There is padding, documents start anywhere, and a token has zero keys."""
     params = tiny.make_params(config)
+    params["embedding"]["table"][3] = 0
     nll_BT, _ = read(config, params, choose_kind(config).empty(B), length_SB=LENGTH_SB)
     for b in range(B):
         stream = Stream(params, **tiny.reference_settings(config))
@@ -220,6 +221,11 @@ def test_the_matrices_are_float32_in_bfloat16_models() -> None:
     nll_BT, fixed = read(config, apart, fixed)
     assert fixed.S_NBHUA.dtype == np.float32
     tiny.assert_close(nll_BT, expected_BT, 2 * tiny.BFLOAT16)
+    fast, h_BLD = FastWeights(config), jnp.zeros((B, L, config.d_model), jnp.bfloat16)
+    own = {"params": apart["layers_0"]["attention"]["fast"]}
+    rates = jax.eval_shape(lambda: fast.apply(own, h_BLD, method="find_rates"))
+    keys = jax.eval_shape(lambda: feature(h_BLD))
+    assert rates.dtype == keys.dtype == np.float32
 
 
 def test_gradients_pass_the_segments_of_a_call() -> None:

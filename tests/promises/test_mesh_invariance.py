@@ -138,6 +138,7 @@ def on_one_device(config: Config = CONFIG) -> list[float]:
     ("sizes", "config"),
     [
         ((2, 2, 2), CONFIG),
+        ((2, 2, 2), FAST),
         pytest.param(
             (4, 1, 2), CONFIG, marks=[pytest.mark.long, pytest.mark.exact_bits]
         ),
