@@ -113,10 +113,10 @@ model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | from 
 model.memory_tokens=4 | model.memory_tokens = 4 | train.gradient_segments above 1
 model.memory_tokens=4 {Z} | model.memory_tokens = 4 | model.compressed_len = 4: leave
 model.fast_weights=true {Z} | fast_weights = True | model.compressed_len = 4: leave
-model.fast_weights=true model.retrieval_len=64 | fast_weights = True | retrieval_len = 64: le
-model.fast_weights=true model.memory_tokens=4 | fast_weights = True | memory_tokens = 4: leave
-model.fast_weights=true model.recurrence=same | fast_weights = True | recurrence = 'same': le
-model.fast_weights=true model.initial_memory=zeros | fast_weights = True | 'zeros': leave
+model.fast_weights=true model.retrieval_len=64 | fast_weights = True | len = 64: leave
+model.fast_weights=true model.memory_tokens=4 | fast_weights = True | tokens = 4: leave
+model.fast_weights=true model.recurrence=same | fast_weights = True | 'same': leave
+model.fast_weights=true model.initial_memory=zeros | fast_weights = True | 'zeros'
 model.fast_weights=true eval.mem_len=0 | model.fast_weights | set mem_len above 0
 {G} model.memory_tokens=4 eval.same_length=true | with model.same_length = True: le
 model.same_length=true generate.mem_len=0 | same_length | mem_len = 0
