@@ -152,10 +152,10 @@ RUNS = (
         1,
     ),
     Run(
-        "enwik8, scored before learned",
+        "enwik8, compressed",
         "howto/dynamic_evaluation.md",
-        "experiments.figures.online",
-        ("logs/online_1mb.json", "logs/online_3mb.json"),
+        "experiments.recipes.compress encode",
+        ("logs/compress.jsonl",),
         1,
         "one core",
     ),

@@ -18,7 +18,6 @@ again, Y = B + R, X predictions that are mixed, C entries of the cache.
 """
 
 import dataclasses
-import functools
 import hashlib
 import importlib.metadata
 import json
@@ -53,18 +52,21 @@ from txl_jax.runtime.programs import Program
 from txl_jax.runtime.storage import write_atomically
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
-from txl_jax.update.options import OptimConfig, TrainConfig
-from txl_jax.update.state import TrainState, TrainStep
-from txl_jax.update.step import make_updater
+from txl_jax.update.optim import clip
+from txl_jax.update.options import TrainConfig
+from txl_jax.update.state import Average, TrainState, init_state
+from txl_jax.update.step import make_train_step
 
-V = 256
+B, R, L, C, V = 2, 6, 32, 2000, 256
 FIELDS: dict[str, Any] = dict(
     vocab_size=V, n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512,
     mem_len=128, dropout=0.0, feed_forward="swiglu", qk_norm=True, unroll=3,
 )  # fmt: skip
 MODEL = ModelConfig(**FIELDS)
-OPTIM = OptimConfig(lr=3e-3, schedule="constant", warmup_steps=50, clip=0.5)
-B, R, L, C = 4, 12, 32, 2000
+RATE = optax.linear_schedule(0.0, 3e-3, 50)
+OPTIMIZER = optax.chain(clip(0.5), optax.scale_by_adam(b2=0.98))  # adapts soon
+TRAIN = TrainConfig(batch_size=B + R, tgt_len=L)
+STEP = make_train_step(TransformerXL(MODEL), OPTIMIZER, RATE, TRAIN)
 AVERAGE_DECAY = 0.98
 JUMP = 0.05  # the probability that a stream reads again from another place
 FIXED_MODEL, lay_out = fixed_model(MODEL)
@@ -82,7 +84,7 @@ class Prediction(NamedTuple):
     log_p_XBV: Array
     log_weight_BX: Array
     cache_h_CD: Array
-    follows_CV: Array  # one-hot: the bytes that followed these states
+    follows_C: Array  # the bytes that followed these states, or V
     slot: Array  # the oldest entries of the cache, which the next ones replace
 
 
@@ -102,20 +104,22 @@ def start(state: TrainState) -> tuple[Params, Prediction]:
         log_p_XBV=jnp.zeros((len(PRIOR), B, V)),
         log_weight_BX=jnp.tile(jnp.log(jnp.array(PRIOR)), (B, 1)),
         cache_h_CD=jnp.zeros((C, MODEL.d_model)),
-        follows_CV=jnp.zeros((C, V)),
+        follows_C=jnp.full(C, V),
         slot=jnp.zeros((), jnp.int32),
     )
     return params, prediction
 
 
-def learn(step: TrainStep, state: TrainState, segment: Segment) -> Any:
+def learn(
+    state: TrainState, segment: Segment
+) -> tuple[TrainState, tuple[Params, MemoryLike]]:
     """Makes an update; returns (state, (parameters, memory) to predict with)."""
-    state, _ = step(state, segment)
+    state, _ = STEP(state, segment)
     # At first, the average covers few updates.
     keep = jnp.minimum(AVERAGE_DECAY, state.step / (state.step + 9))
-    average = optax.incremental_update(state.params, state.average, 1 - keep)
-    state = dataclasses.replace(state, average=average)
-    return state, open_memory(average, state.memory)
+    mean = optax.incremental_update(state.params, state.average.params, 1 - keep)
+    state = dataclasses.replace(state, average=Average(mean, state.step))
+    return state, open_memory(mean, state.memory)
 
 
 def predict(
@@ -125,21 +129,22 @@ def predict(
     log_hit_XB1 = jnp.take_along_axis(before.log_p_XBV, byte_B[None, :, None], axis=2)
     weight_BX = jax.nn.softmax(before.log_weight_BX + log_hit_XB1[..., 0].T)
     log_weight_BX = jnp.log((1 - SHARE) * weight_BX + SHARE * jnp.array(PRIOR))
-    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
-    cache_h_CD = put(before.cache_h_CD, before.h_BD, before.slot)
-    follows_CV = put(before.follows_CV, jax.nn.one_hot(byte_B, V), before.slot)
+    put, slot = jax.lax.dynamic_update_slice, before.slot
+    cache_h_CD = put(before.cache_h_CD, before.h_BD, (slot, 0))
+    follows_C = put(before.follows_C, byte_B, (slot,))
 
     (h_BD, log_p_BV), memory = FIXED_MODEL.apply(
         {"params": params}, byte_B[:, None], before.memory, method=read_byte
     )
-    score_BC = jnp.where(follows_CV.any(axis=1), h_BD @ cache_h_CD.T, -1e30)
-    match_XBC = jax.nn.softmax(jnp.array(THETAS)[:, None, None] * score_BC)
-    cached_XBV = 0.99 * (match_XBC @ follows_CV) + 0.01 * jnp.exp(log_p_BV)
+    score_BC = jnp.where(follows_C < V, h_BD @ cache_h_CD.T, -1e30)
+    match_CXB = jax.nn.softmax(score_BC.T[:, None] * jnp.array(THETAS)[:, None], axis=0)
+    cached_XBV = jnp.moveaxis(jax.ops.segment_sum(match_CXB, follows_C, V), 0, 2)
+    cached_XBV = 0.99 * cached_XBV + 0.01 * jnp.exp(log_p_BV)
     log_p_XBV = jnp.concatenate([log_p_BV[None], jnp.log(cached_XBV)])
     mixed_BV = jax.nn.logsumexp(log_weight_BX.T[..., None] + log_p_XBV, axis=0)
-    slot = (before.slot + B) % C
+    slot = (slot + B) % C
     after = Prediction(
-        memory, h_BD, log_p_XBV, log_weight_BX, cache_h_CD, follows_CV, slot
+        memory, h_BD, log_p_XBV, log_weight_BX, cache_h_CD, follows_C, slot
     )
     return after, jax.nn.softmax(mixed_BV)
 
@@ -155,19 +160,14 @@ class Coder:
 
     def __init__(self, size: int, seed: int) -> None:
         self.size, self.W = size, -(-size // B)
-        # A zero, then the bytes of each stream.
-        self.text_BW = np.zeros((B, 1 + max(self.W, L)), np.int32)
+        self.text_BW = np.zeros((B, 1 + max(self.W, L)), np.int32)  # starts with 0
         self.random = np.random.default_rng(seed)
         self.stream_R, self.start_R = np.zeros((2, R), int)
-        train = TrainConfig(seed=seed, batch_size=B + R, tgt_len=L)
         mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
-        updater = make_updater(MODEL, train, OPTIM, mesh)
-        state = updater.init()
-        average = jax.tree.map(jnp.copy, state.params)
-        self.state = dataclasses.replace(state, average=average)
+        init, _ = init_state(MODEL, OPTIMIZER, B + R, seed, mesh, averages=True)
+        self.state = init()
         self.params, self.prediction = jax.jit(start)(self.state)
-        step: Any = functools.partial(learn, updater.step)
-        self.learn = Program("the update", step, carries=True, donates=True)
+        self.learn = Program("the update", learn, carries=True, donates=True)
         self.predict = Program("the prediction", predict, carries=True, donates=True)
         lowered = (
             self.learn.lower(self.state, self.choose_segments(0)),
@@ -276,6 +276,7 @@ def convert(direction: str, file: Path, out: Path, seed: int) -> dict[str, Any]:
     write_atomically(out, result)
     plain, packed = (source, result) if encodes else (result, source)
     return {
+        "direction": direction,
         "bytes": len(plain),
         "compressed_bytes": len(packed),
         "bits_per_byte": 8 * len(packed) / max(len(plain), 1),
