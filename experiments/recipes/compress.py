@@ -79,7 +79,7 @@ FAMILY = constriction.stream.model.Categorical(perfect=False)
 class Prediction(NamedTuple):
     """The predictions of the next bytes, and what they follow from."""
 
-    memory: MemoryLike
+    memory: Any
     h_BD: Array
     log_p_XBV: Array
     log_weight_BX: Array
@@ -88,7 +88,7 @@ class Prediction(NamedTuple):
     slot: Array  # the oldest entries of the cache, which the next ones replace
 
 
-def open_memory(params: Params, memory: Memory) -> tuple[Params, MemoryLike]:
+def open_memory(params: Params, memory: Any) -> tuple[Params, MemoryLike]:
     """Returns parameters and a memory for calls of one token."""
     memory = Memory(memory.h_NBMD[:, :B], memory.filled_B[:B])
     laid_out = lay_out(params)
