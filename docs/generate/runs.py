@@ -152,10 +152,10 @@ RUNS = (
         1,
     ),
     Run(
-        "enwik8, compressed",
+        "enwik8, scored before learned",
         "howto/dynamic_evaluation.md",
-        "experiments.recipes.compress encode",
-        ("logs/compress.jsonl",),
+        "experiments.figures.online",
+        ("logs/online_1mb.json", "logs/online_3mb.json"),
         1,
         "one core",
     ),

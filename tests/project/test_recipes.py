@@ -62,6 +62,7 @@ def test_a_file_is_compressed_restored_and_checked(tmp_path: Path) -> None:
             "holds no run",
         ),
         ("figures.reach", "--picture=y.xy", "--picture: y.xy must end with .png"),
+        ("figures.online", "--path=absent", "--path=absent: No such file"),
         ("figures.copying", "--delays 0", "argument --delays: 0 must be at least 1"),
         ("figures.memories", "--table=absent", "cannot use absent: No such file"),
         ("figures.copying", "--recall 27", "argument --recall: invalid choice: 27"),
