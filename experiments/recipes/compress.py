@@ -57,14 +57,14 @@ from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Average, TrainState, init_state
 from txl_jax.update.step import make_train_step
 
-B, R, L, C, V = 2, 6, 32, 2000, 256
+B, R, L, C, V = 2, 10, 32, 2000, 256
 FIELDS: dict[str, Any] = dict(
     vocab_size=V, n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512,
     mem_len=128, dropout=0.0, feed_forward="swiglu", qk_norm=True, unroll=3,
 )  # fmt: skip
 MODEL = ModelConfig(**FIELDS)
 RATE = optax.linear_schedule(0.0, 3e-3, 50)
-OPTIMIZER = optax.chain(clip(0.5), optax.scale_by_adam(b2=0.98))  # adapts soon
+OPTIMIZER = optax.chain(clip(0.5), optax.scale_by_adam(b2=0.98))  # adapts faster
 TRAIN = TrainConfig(batch_size=B + R, tgt_len=L)
 STEP = make_train_step(TransformerXL(MODEL), OPTIMIZER, RATE, TRAIN)
 AVERAGE_DECAY = 0.98
