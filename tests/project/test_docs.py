@@ -193,6 +193,11 @@ def stated() -> Iterator[tuple[str, str]]:
     lost = nats["fewer_streams"] - nats["paper"]
     yield "docs/howto/memories.md", f"costs {lost:.2f} nats"
     yield from recall_stated(log("memories.json"))
+    packed = log("compress_1mb.json")
+    size, bits = packed["compressed_bytes"], packed["bits_per_byte"]
+    minutes = f"{packed['seconds'] / 60:.0f} minutes"
+    text = f"{size:,} bytes, {bits:.3f} bits per byte, and {minutes}"
+    yield "experiments/README.md", text
     lines = (ROOT / "experiments/benchmarks/results.jsonl").read_text("utf-8")
     for result in map(json.loads, lines.splitlines()):
         for case in result["cases"] if "--alone" in result["command"] else ():
