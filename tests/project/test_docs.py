@@ -196,8 +196,8 @@ def stated() -> Iterator[tuple[str, str]]:
     packed = log("compress_1mb.json")
     size, bits = packed["compressed_bytes"], packed["bits_per_byte"]
     minutes = f"{packed['seconds'] / 60:.0f} minutes"
-    text = f"{size:,} bytes, {bits:.3f} bits per byte, and {minutes}"
-    yield "experiments/README.md", text
+    said = f"{size:,} bytes, {bits:.3f} bits per byte, and {minutes}"
+    yield "experiments/README.md", said
     lines = (ROOT / "experiments/benchmarks/results.jsonl").read_text("utf-8")
     for result in map(json.loads, lines.splitlines()):
         for case in result["cases"] if "--alone" in result["command"] else ():
