@@ -195,8 +195,8 @@ def stated() -> Iterator[tuple[str, str]]:
     yield from recall_stated(log("memories.json"))
     packed = log("compress_1mb.json")
     size, bits = packed["compressed_bytes"], packed["bits_per_byte"]
-    minutes = f"{packed['seconds'] / 60:.0f} minutes"
-    said = f"{size:,} bytes, {bits:.3f} bits per byte, and {minutes}"
+    took = f"{packed['seconds'] / 60:.0f} minutes"
+    said = f"{size:,} bytes, {bits:.3f} bits per byte, and {took}"
     yield "experiments/README.md", said
     lines = (ROOT / "experiments/benchmarks/results.jsonl").read_text("utf-8")
     for result in map(json.loads, lines.splitlines()):
