@@ -5,11 +5,10 @@
     python -m txl_jax.main --config=experiments/music.py --workdir=runs/music
     python -m experiments.recipes.music sample runs/music sample.mid [--prompt=FILE.mid]
 
-The tokens are REMI's (Huang and Yang 2020), by the library miditok: a bar with its time
-signature, a position in it, the pitch and the length of each note that starts there.
-All instruments are read as one piano; drums, loudness and tempo are left out, and of
-equal pitches that start together one is kept. `sample` draws only tokens that may
-follow, so that every sample is a piece of music.
+The tokens are REMI's (Huang and Yang 2020), by miditok: a bar with its time signature,
+a position in it, the pitch and the length, at most 12 beats, of each note that starts
+there. Drums, instruments, loudness and tempo are left out, and of equal pitches that
+start together one is kept. `sample` draws only tokens that may follow in a piece.
 """
 
 import argparse
@@ -66,12 +65,17 @@ def read(tokenizer: REMI, path: Path) -> list[int]:
         raise UserError(f"{path} is not a MIDI file ({error})") from error
     notes = [note for x in score.tracks if not x.is_drum for note in x.notes]
     refuse(not notes, f"{path} has no notes, apart from drums")
+    refuse(score.end() > 10**5 * score.tpq, f"{path} lasts over 100,000 quarters")
     for x in score.time_signatures:
         if x.denominator == 2:  # the same bars in quarters
             x.numerator, x.denominator = 2 * x.numerator, 4
         known = (x.numerator, x.denominator) in tokenizer.time_signatures
-        refuse(not known, f"{path} is in {x.numerator}/{x.denominator}")
+        refuse(not known, f"{path} has bars of {x.numerator}/{x.denominator}")
     score.tracks = [Track(notes=sorted(notes, key=lambda note: note.time))]
+    # Time signatures move to the next bar; those that are left determine positions.
+    score = tokenizer.preprocess_score(score)
+    last = score.tracks[0].notes[-1].time
+    score.time_signatures = [x for x in score.time_signatures if x.time <= last]
     return [*tokenizer.encode(score)[0].ids]
 
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("miditok", reason="pip install miditok")
 
 from miditok import REMI, TokSequence
-from symusic import Note, Score, TimeSignature, Track
+from symusic import Note, Score, Tempo, TimeSignature, Track
 
 from experiments.recipes import music
 from tests.project.conftest import EXPERIMENTS, Start
@@ -75,9 +75,39 @@ def test_a_piece_becomes_the_same_notes_again(tmp_path: Path) -> None:
     found = [(x.time, x.numerator, x.denominator) for x in score.time_signatures]
     scale = score.tpq // 12
     assert found == [(0, 4, 4), (96 * scale, 3, 4), (168 * scale, 6, 8)]
+    require_allowed(tokens)
+
+
+def require_allowed(tokens: list[int]) -> None:
+    """Fails if a token of a whole piece is not allowed after those before it."""
     tokens = [music.END, *tokens, music.END]
     for t in range(1, len(tokens)):
         assert GRAMMAR.allow(tokens[:t])[tokens[t]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_piece_is_allowed(seed: int, tmp_path: Path) -> None:
+    """Notes off the grid, and time signatures within bars and after the last note."""
+    rng = np.random.default_rng(seed)
+    score = Score(480)
+    score.tempos = [Tempo(700, 150.0)]
+    starts = [0, *rng.integers(60 * 480, size=12), 40 * 480 - 1, 80 * 480]
+    for start in sorted(map(int, starts)):
+        meter = int(rng.integers(1, 7)), int(rng.choice([2, 4, 8]))
+        score.time_signatures.append(TimeSignature(start, *meter))
+    score.tracks = [Track(), Track(program=9), Track(is_drum=True)]
+    for track in score.tracks[1:]:
+        draws = rng.integers([0, 0, 60], [40 * 480, 20 * 480, 72], (80, 3))
+        track.notes = [Note(*map(int, note), 80) for note in draws]
+    path = tmp_path / "a.mid"
+    path.write_bytes(score.dumps_midi())
+    tokens = music.read(TOKENIZER, path)
+    require_allowed(tokens)
+    assert TOKENIZER.tokens_errors(TokSequence(ids=tokens)) == 0
+    found = {(x * 40, pitch) for x, _, pitch in read_notes(TOKENIZER.decode([tokens]))}
+    for note in score.tracks[1].notes:
+        near = {x for x, pitch in found if pitch == note.pitch}
+        assert min(abs(x - note.time) for x in near) <= 30  # ticks: 3/4 of a position
 
 
 KINDS: tuple[dict[str, Any], ...] = {}, tiny.FAST, {"mem_len": 0}
@@ -145,15 +175,17 @@ def test_three_commands_make_a_piece(
     write(Path("midi", "no.mid"), [])
     write(Path("midi", "drums.mid"), draw_notes(9), drums=(0,))
     write(Path("midi", "odd.mid"), draw_notes(9), meters=[(0, 3, 16)])
+    write(Path("midi", "rest.mid"), [(0, 12, 60), (10**7, 12, 60)])
     Path("midi", "text.mid").write_text("These are no notes.")
     assert start("recipes.music", "encode midi music") == 0
     stdout, stderr = capsys.readouterr()
     made = json.loads(stdout)
-    assert made["pieces"] == made["left_out"] == 5 and made["vocab_size"] == V
+    assert made["pieces"] == 5 and made["left_out"] == 6 and made["vocab_size"] == V
     assert [line.partition(" (")[0] for line in stderr.splitlines()] == [
         "left out: midi/drums.mid has no notes, apart from drums",
         "left out: midi/no.mid has no notes, apart from drums",
-        "left out: midi/odd.mid is in 3/16",
+        "left out: midi/odd.mid has bars of 3/16",
+        "left out: midi/rest.mid lasts over 100,000 quarters",
         "left out: midi/sub/same.MIDI has the notes of midi/4.mid",
         "left out: midi/text.mid is not a MIDI file",
     ]
