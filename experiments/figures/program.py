@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,16 @@ def count(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
     return number
+
+
+def new_path(text: str) -> Path:
+    """Parses a flag that is the path of a file or folder to make."""
+    path = Path(text)
+    if os.path.exists(path):
+        raise argparse.ArgumentTypeError(f"{path} exists: choose another name")
+    if not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write to the folder {path.parent}")
+    return path
 
 
 def picture(text: str) -> Path:

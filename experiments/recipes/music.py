@@ -30,7 +30,7 @@ import txl_jax
 from experiments.figures import program
 from txl_jax.errors import UserError, refuse
 from txl_jax.generate.sampler import Reading, Sampler, choose
-from txl_jax.runtime.storage import write_atomically
+from txl_jax.runtime.storage import DAMAGE, write_atomically
 
 GRID = 12  # positions in a beat: sixteenths and triplets
 END = 1  # miditok's EOS, which the corpus writes after each piece
@@ -49,12 +49,12 @@ SETTINGS = TokenizerConfig(
 
 def load_tokenizer(path: Path, size: int) -> REMI:
     """Returns the encoding of a corpus; raises UserError if it has another size."""
-    with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
+    with contextlib.suppress(OSError, *DAMAGE):
         names, tokenizer = json.loads(path.read_bytes())["tokens"], REMI(params=path)
         if names == [*tokenizer.vocab] and len(names) == size:
             return tokenizer
-    written = f"was not written by this miditok's `music encode`, with {size} tokens"
-    raise UserError(f"{path} {written}: encode the files again, and train again")
+    line = f"{path} is not by this miditok's `music encode`, with {size} tokens"
+    raise UserError(f"{line}: run this where you trained, or encode and train again")
 
 
 def read(tokenizer: REMI, path: Path) -> list[int]:
@@ -82,25 +82,23 @@ def read(tokenizer: REMI, path: Path) -> list[int]:
 def encode(folder: Path, out: Path) -> dict[str, Any]:
     """Writes OUT/SPLIT/NUMBER.npy for each piece, and OUT.json, the encoding."""
     settings = Path(f"{out}.json")
-    for path in (out, settings):
-        refuse(path.exists(), f"{path} exists: remove it, or choose another name")
+    refuse(settings.exists(), f"{settings} exists: remove it, or choose another name")
     tokenizer, pieces = REMI(SETTINGS), dict[tuple[int, ...], Path]()
     files = sorted(x for x in folder.rglob("*") if x.suffix.lower() in SUFFIXES)
     for path in files:
         try:
             same = pieces.setdefault(tuple(read(tokenizer, path)), path)
             refuse(same != path, f"{path} has the notes of {same}")
-        except UserError as error:
+        except (UserError, OSError) as error:
             print(f"left out: {error}")
-    refuse(len(pieces) < 3, f"{folder} has {len(pieces)} MIDI pieces: 3 are needed")
+    refuse(len(pieces) < 3, f"{folder} is not a folder of at least 3 MIDI pieces")
     tokens = [np.array(piece, np.uint16) for piece in pieces]
     shuffled = np.random.default_rng(1).permutation(len(tokens))
     held_out = max(len(tokens) // 20, 1)
-    parts = np.split(shuffled, [held_out, 2 * held_out])
-    for split, numbers in zip(("test", "validation", "train"), parts, strict=True):
-        (out / split).mkdir(parents=True)
-        for n in numbers:
-            np.save(out / split / f"{n:05d}.npy", tokens[n])
+    for rank in range(len(tokens))[::-1]:  # an unfinished corpus has no test: refused
+        place = out / ("test", "validation", "train")[min(rank // held_out, 2)]
+        place.mkdir(parents=True, exist_ok=True)
+        np.save(place / f"{shuffled[rank]:05d}.npy", tokens[shuffled[rank]])
     tokenizer.save(settings, {"tokens": [*tokenizer.vocab]})
     counts = {"tokens": sum(map(len, tokens)), "vocab_size": len(tokenizer)}
     return {"pieces": len(tokens), "left_out": len(files) - len(pieces), **counts}
@@ -167,16 +165,15 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
     """Writes a sampled piece, which may begin with the first bars of another."""
     loaded = txl_jax.load(args.source)
     refuse(loaded.vocab.kind != "number", f"{args.source} is not a model of music")
-    settings = Path(f"{Path(loaded.config.data.path)}.json")
+    settings = Path(f"{Path(loaded.config.data.path).expanduser()}.json")
     tokenizer = load_tokenizer(settings, len(loaded.vocab))
     grammar, tokens = Grammar(tokenizer), [END]
     if args.prompt:
         tokens += read(tokenizer, args.prompt)
         starts = np.flatnonzero(grammar.type_V[tokens] == "Bar")
         tokens = tokens[: [*starts, None][min(args.prompt_bars, len(starts))]]
-    most = 200 * args.bars
-    flags = {"seed": args.seed, "temperature": args.temperature, "num_tokens": most}
-    tokens = extend(loaded, grammar, tokens, args.bars, **flags)
+    flags = {"temperature": args.temperature, "num_tokens": 200 * args.bars}
+    tokens = extend(loaded, grammar, tokens, args.bars, seed=args.seed, **flags)
     score = tokenizer.decode([TokSequence(ids=tokens[1:])])
     write_atomically(args.out, score.dumps_midi())
     bars, ended = [*grammar.type_V[tokens]].count("Bar"), tokens[-1] == END
@@ -187,7 +184,7 @@ def main() -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("action", choices=("encode", "sample"))
     parser.add_argument("source", type=Path, help="a folder of MIDI files, or a run")
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=program.new_path, help="a corpus, or a MIDI file")
     parser.add_argument("--prompt", type=Path, help="a MIDI file to continue")
     parser.add_argument("--prompt_bars", type=program.count, default=4)
     parser.add_argument("--bars", type=program.count, default=32, help="to sample")

@@ -177,12 +177,14 @@ def test_three_commands_make_a_piece(
     write(Path("midi", "odd.mid"), draw_notes(9), meters=[(0, 3, 16)])
     write(Path("midi", "rest.mid"), [(0, 12, 60), (10**7, 12, 60)])
     Path("midi", "text.mid").write_text("These are no notes.")
+    Path("midi", "folder.mid").mkdir()
     assert start("recipes.music", "encode midi music") == 0
     stdout, stderr = capsys.readouterr()
     made = json.loads(stdout)
-    assert made["pieces"] == 5 and made["left_out"] == 6 and made["vocab_size"] == V
+    assert made["pieces"] == 5 and made["left_out"] == 7 and made["vocab_size"] == V
     assert [line.partition(" (")[0] for line in stderr.splitlines()] == [
         "left out: midi/drums.mid has no notes, apart from drums",
+        "left out: [Errno 21] Is a directory: 'midi/folder.mid'",
         "left out: midi/no.mid has no notes, apart from drums",
         "left out: midi/odd.mid has bars of 3/16",
         "left out: midi/rest.mid lasts over 100,000 quarters",
@@ -190,8 +192,10 @@ def test_three_commands_make_a_piece(
         "left out: midi/text.mid is not a MIDI file",
     ]
     files = {path: path.read_bytes() for path in Path("music").rglob("*.npy")}
-    assert len(files) == 5 and start("recipes.music", "encode midi music") == 2
-    assert "music exists: remove it" in capsys.readouterr().err
+    assert len(files) == 5
+    with pytest.raises(SystemExit, match="2"):
+        start("recipes.music", "encode midi music")
+    assert "music exists: choose another name" in capsys.readouterr().err
     assert files == {path: path.read_bytes() for path in Path("music").rglob("*.npy")}
 
     config, flags = EXPERIMENTS / "music.py", [f"--config.{x}" for x in TINY.split()]
@@ -209,7 +213,10 @@ def test_three_commands_make_a_piece(
         Path("music.json").write_text(json.dumps(other))
         assert start("recipes.music", "sample run b.mid") == 2
         (line,) = capsys.readouterr().err.splitlines()[-1:]
-        assert "music.json was not written by this miditok's `music encode`" in line
+        assert "music.json is not by this miditok's `music encode`" in line
+    Path("music.json").unlink()
+    assert start("recipes.music", "sample run b.mid") == 2
+    assert "with 443 tokens: run this where you trained" in capsys.readouterr().err
     assert not Path("b.mid").exists()
 
 
@@ -230,14 +237,17 @@ def test_a_corpus_has_another_size(tmp_path: Path) -> None:
     path = tmp_path / "music.json"
     TOKENIZER.save(path, {"tokens": [*TOKENIZER.vocab]})
     assert music.load_tokenizer(path, V).vocab == TOKENIZER.vocab
-    with refused("with 300 tokens: encode the files again"):
+    with refused("with 300 tokens: run this where you trained, or encode"):
         music.load_tokenizer(path, 300)
 
 
 @pytest.mark.parametrize(
     "flags, line",
     [
-        ("encode absent music", "absent has 0 MIDI pieces: 3 are needed"),
+        ("encode absent music", "absent is not a folder of at least 3 MIDI pieces"),
+        ("encode absent no/music", "cannot write to the folder no"),
+        ("sample shakespeare no/a.mid", "cannot write to the folder no"),
+        ("sample shakespeare .", "argument out: . exists: choose another name"),
         ("sample absent a.mid", "absent holds no run"),
         ("sample shakespeare a.mid", "shakespeare is not a model of music"),
         ("sample shakespeare a.mid --bars=0", "argument --bars: 0 must be at least 1"),
