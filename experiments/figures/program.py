@@ -61,7 +61,8 @@ def run(measure: Callable[[], dict[str, Any]]) -> int:
     except (UserError, Interrupted, BadNumbers) as error:
         return distributed.report(error)
     except storage.errors() as error:
-        where = getattr(error, "filename", None) or "the disk or gs://"
+        place = storage.place(error) if isinstance(error, OSError) else None
+        where = place or "the disk or gs://"
         reason = getattr(error, "strerror", None) or storage.one_line(error)
         return distributed.report(UserError(f"cannot use {where}: {reason}"))
     print(to_json(result))

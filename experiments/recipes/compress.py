@@ -5,22 +5,21 @@
 
 The file is cut into streams. A Transformer-XL, random at first, predicts the next byte
 of each, and an arithmetic coder spends -log2 p bits on it. After each segment, the
-model learns from it and from segments at random places before (Bellard 2021, "NNCP
-v2"). The decoder runs the same compiled programs on the bytes that it has decoded; it
-refuses a file from another kind of machine.
+model learns from it and from segments at random places before (Bellard 2021, NNCP v2).
+The decoder runs the same programs, and refuses a file from another kind of machine.
 
-Predictions come from a moving average of the parameters and from continuous caches
-with several temperatures, mixed with weights that follow from the bytes before (fixed
-share, Herbster and Warmuth 1998).
+Predictions of an average of the parameters and of a continuous cache, at several
+temperatures, are mixed by fixed share (Herbster and Warmuth 1998).
 
-Dims: B streams of W bytes, the last one padded with zeros, R segments that are read
-again, Y = B + R, X predictions that are mixed, C entries of the cache.
+Dims: B streams of W bytes (T = W + 1, after a zero, at least a segment), R segments
+read again, Y = B + R, U temperatures, X = 1 + U predictions to mix, C cache entries.
 """
 
 import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
 import sys
 import time
 import zlib
@@ -36,7 +35,7 @@ import optax
 from jax import Array
 
 from experiments.figures import program
-from txl_jax.errors import BadNumbers, UserError
+from txl_jax.errors import BadNumbers, refuse
 from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
@@ -47,9 +46,9 @@ from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report import provenance
 from txl_jax.report.log import Progress
-from txl_jax.runtime import allocator
+from txl_jax.runtime import allocator, programs
 from txl_jax.runtime.programs import Program
-from txl_jax.runtime.storage import write_atomically
+from txl_jax.runtime.storage import refusing_damage, write_atomically
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.optim import clip
@@ -58,26 +57,25 @@ from txl_jax.update.state import Average, TrainState, init_state
 from txl_jax.update.step import make_train_step
 
 B, R, L, C, V = 2, 10, 32, 2000, 256
-FIELDS: dict[str, Any] = dict(
+MODEL = ModelConfig(
     vocab_size=V, n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512,
     mem_len=128, dropout=0.0, feed_forward="swiglu", qk_norm=True, unroll=3,
 )  # fmt: skip
-MODEL = ModelConfig(**FIELDS)
 RATE = optax.linear_schedule(0.0, 3e-3, 50)
 OPTIMIZER = optax.chain(clip(0.5), optax.scale_by_adam(b2=0.98))  # adapts faster
 TRAIN = TrainConfig(batch_size=B + R, tgt_len=L)
 STEP = make_train_step(TransformerXL(MODEL), OPTIMIZER, RATE, TRAIN)
 AVERAGE_DECAY = 0.98
-JUMP = 0.05  # the probability that a stream reads again from another place
+JUMP = 0.05  # the probability that a segment is read again at a new random place
 FIXED_MODEL, lay_out = fixed_model(MODEL)
-THETAS = 0.15, 0.3, 0.6
-PRIOR = 0.7, 0.1, 0.1, 0.1
+THETAS = 0.15, 0.3, 0.6  # inverse temperatures of the cache
+PRIOR = 0.7, 0.1, 0.1, 0.1  # weights of the model and of each temperature
 SHARE = 0.05  # the part of each weight that returns to the prior after a byte
 FAMILY = constriction.stream.model.Categorical(perfect=False)
 
 
 class Prediction(NamedTuple):
-    """The predictions of the next bytes, and what they follow from."""
+    """The predictions of the next bytes, and the state behind them."""
 
     memory: Any
     h_BD: Array
@@ -90,15 +88,14 @@ class Prediction(NamedTuple):
 
 def open_memory(params: Params, memory: Any) -> tuple[Params, MemoryLike]:
     """Returns parameters and a memory for calls of one token."""
-    memory = Memory(memory.h_NBMD[:, :B], memory.filled_B[:B])
-    laid_out = lay_out(params)
-    return laid_out, choose_kind(MODEL).one_token(laid_out, memory)
+    memory, params = Memory(memory.h_NBMD[:, :B], memory.filled_B[:B]), lay_out(params)
+    return params, choose_kind(MODEL).one_token(params, memory)
 
 
 def start(state: TrainState) -> tuple[Params, Prediction]:
     """Returns the parameters and the prediction before the first bytes."""
     params, memory = open_memory(state.params, state.memory)
-    prediction = Prediction(
+    return params, Prediction(
         memory=memory,
         h_BD=jnp.zeros((B, MODEL.d_model)),
         log_p_XBV=jnp.zeros((len(PRIOR), B, V)),
@@ -107,12 +104,9 @@ def start(state: TrainState) -> tuple[Params, Prediction]:
         follows_C=jnp.full(C, V),
         slot=jnp.zeros((), jnp.int32),
     )
-    return params, prediction
 
 
-def learn(
-    state: TrainState, segment: Segment
-) -> tuple[TrainState, tuple[Params, MemoryLike]]:
+def learn(state: TrainState, segment: Segment) -> tuple[TrainState, tuple]:
     """Makes an update; returns (state, (parameters, memory) to predict with)."""
     state, _ = STEP(state, segment)
     # At first, the average covers few updates.
@@ -137,16 +131,14 @@ def predict(
         {"params": params}, byte_B[:, None], before.memory, method=read_byte
     )
     score_BC = jnp.where(follows_C < V, h_BD @ cache_h_CD.T, -1e30)
-    match_CXB = jax.nn.softmax(score_BC.T[:, None] * jnp.array(THETAS)[:, None], axis=0)
-    cached_XBV = jnp.moveaxis(jax.ops.segment_sum(match_CXB, follows_C, V), 0, 2)
-    cached_XBV = 0.99 * cached_XBV + 0.01 * jnp.exp(log_p_BV)
-    log_p_XBV = jnp.concatenate([log_p_BV[None], jnp.log(cached_XBV)])
+    match_CUB = jax.nn.softmax(score_BC.T[:, None] * jnp.array(THETAS)[:, None], axis=0)
+    cached_UBV = jnp.moveaxis(jax.ops.segment_sum(match_CUB, follows_C, V), 0, 2)
+    cached_UBV = 0.99 * cached_UBV + 0.01 * jnp.exp(log_p_BV)
+    log_p_XBV = jnp.concatenate([log_p_BV[None], jnp.log(cached_UBV)])
     mixed_BV = jax.nn.logsumexp(log_weight_BX.T[..., None] + log_p_XBV, axis=0)
-    slot = (slot + B) % C
-    after = Prediction(
-        memory, h_BD, log_p_XBV, log_weight_BX, cache_h_CD, follows_C, slot
-    )
-    return after, jax.nn.softmax(mixed_BV)
+    return Prediction(
+        memory, h_BD, log_p_XBV, log_weight_BX, cache_h_CD, follows_C, (slot + B) % C
+    ), jax.nn.softmax(mixed_BV)
 
 
 def read_byte(model: TransformerXL, byte_B1: Array, memory: MemoryLike) -> Any:
@@ -159,8 +151,11 @@ class Coder:
     """The compiled programs that encoder and decoder share, and their state."""
 
     def __init__(self, size: int, seed: int) -> None:
+        refuse(not 0 <= seed < 2**32, f"seed = {seed} must be from 0 to 2**32 - 1")
+        backend = jax.default_backend()  # GPUs add in an order that varies
+        refuse(backend != "cpu", "it runs on CPUs only: set JAX_PLATFORMS=cpu")
         self.size, self.W = size, -(-size // B)
-        self.text_BW = np.zeros((B, 1 + max(self.W, L)), np.int32)  # starts with 0
+        self.text_BT = np.zeros((B, 1 + max(self.W, L)), np.int32)  # starts with 0
         self.random = np.random.default_rng(seed)
         self.stream_R, self.start_R = np.zeros((2, R), int)
         mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
@@ -170,37 +165,39 @@ class Coder:
         self.learn = Program("the update", learn, carries=True, donates=True)
         self.predict = Program("the prediction", predict, carries=True, donates=True)
         lowered = (
-            self.learn.lower(self.state, self.choose_segments(0)),
-            self.predict.lower(self.prediction, self.params, self.text_BW[:, 0]),
+            self.learn.lower(self.state, self.choose_segments(0)),  # also draws
+            self.predict.lower(self.prediction, self.params, self.text_BT[:, 0]),
         )
-        text = "".join(x.as_text() for x in lowered)
-        here = provenance.describe_result()
+        parts = [x.as_text().encode() for x in lowered]
+        parts += [np.asarray(x).tobytes() for x in jax.tree.leaves(self.params)]
         # What predictions depend on, besides the bytes.
-        self.needs = {name: here[name] for name in provenance.EXACT} | {
-            "seed": seed,
-            "model": FIELDS,
-            "program": hashlib.sha256(text.encode()).hexdigest()[:16],
+        self.needs = provenance.versions() | {
             "constriction": importlib.metadata.version("constriction"),
+            "usable cores": programs.usable_cores(),
+            "processor": programs.processor(),
+            "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+            "model": repr(MODEL),
+            "program": hashlib.sha256(b"".join(parts)).hexdigest()[:16],
         }
 
-    def run(self, choose: Callable[[np.ndarray, int], np.ndarray]) -> bytes:
+    def run(self, code: Callable[[np.ndarray, int], np.ndarray]) -> bytes:
         """Predicts and learns the whole file; returns it.
 
-        choose(p_BV, t) codes byte t of each stream, and returns these bytes.
+        code(p_BV, t) writes or reads byte t of each stream, and returns these bytes.
         """
         W, state, params, prediction = self.W, self.state, self.params, self.prediction
         with Progress("coded", self.size, unit="bytes") as bar:
             for t in range(W):
-                prediction, p_BV = self.predict(prediction, params, self.text_BW[:, t])
+                prediction, p_BV = self.predict(prediction, params, self.text_BT[:, t])
                 if not np.isfinite(p_BV := np.asarray(p_BV)).all():
                     raise BadNumbers(f"the predictions of byte {t} are not finite")
-                self.text_BW[:, t + 1] = choose(p_BV, t)
+                self.text_BT[:, t + 1] = code(p_BV, t)
                 if (t + 1) % L == 0:
                     segment = self.choose_segments(t // L)
                     state, (params, memory) = self.learn(state, segment)
                     prediction = prediction._replace(memory=memory)
                     bar(min(B * (t + 1), self.size))
-        return self.text_BW[:, 1 : 1 + W].astype(np.uint8).tobytes()[: self.size]
+        return self.text_BT[:, 1 : 1 + W].astype(np.uint8).tobytes()[: self.size]
 
     def choose_segments(self, k: int) -> Segment:
         """Returns segment k of every stream, and R older ones, which go on or jump."""
@@ -214,8 +211,8 @@ class Coder:
         first_YL = np.zeros(place_YL.shape, bool)
         first_YL[B:, 0] = jumps_R
         return Segment(
-            self.text_BW[stream_Y1, place_YL][None],
-            self.text_BW[stream_Y1, place_YL + 1][None],
+            self.text_BT[stream_Y1, place_YL][None],
+            self.text_BT[stream_Y1, place_YL + 1][None],
             np.ones((1, B + R, L), np.float32),
             first_YL[None],
             np.full((1, B + R), L, np.int32),
@@ -228,13 +225,13 @@ def encode(data: bytes, seed: int) -> bytes:
     encoder = constriction.stream.queue.RangeEncoder()
     byte_BW = np.frombuffer(data + bytes(-len(data) % B), np.uint8).reshape(B, -1)
 
-    def choose(p_BV: np.ndarray, t: int) -> np.ndarray:
+    def code(p_BV: np.ndarray, t: int) -> np.ndarray:
         encoder.encode(byte_BW[:, t].astype(np.int32), FAMILY, p_BV)
         return byte_BW[:, t]
 
-    coder.run(choose)
+    coder.run(code)
     digest = hashlib.sha256(data).hexdigest()
-    header = {"bytes": len(data), "sha256": digest, **coder.needs}
+    header = {"bytes": len(data), "seed": seed, "sha256": digest, **coder.needs}
     head = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), 9)
     body = encoder.get_compressed().astype("<u4").tobytes()
     content = len(head).to_bytes(4, "little") + head + body
@@ -242,34 +239,36 @@ def encode(data: bytes, seed: int) -> bytes:
 
 
 def decode(content: bytes, file: Path) -> bytes:
-    """Returns the original of a compressed file.
-
-    Raises UserError for a damaged file, and on a machine or with a program whose
-    predictions may differ.
-    """
+    """Returns the original; raises UserError for damage or other predictions."""
     content, checksum = content[:-32], content[-32:]
-    if hashlib.sha256(content).digest() != checksum:
-        raise UserError(f"{file} is damaged, or `compress encode` did not write it")
-    end = 4 + int.from_bytes(content[:4], "little")
-    header = json.loads(zlib.decompress(content[4:end]))
-    coder = Coder(header["bytes"], header["seed"])
-    if changes := [
-        f"{name} was {header[name]}, is now {value}"
+    is_damaged = hashlib.sha256(content).digest() != checksum
+    refuse(is_damaged, f"{file} is damaged, or `compress encode` did not write it")
+    with refusing_damage(file, "another version may have written it", zlib.error):
+        end = 4 + int.from_bytes(content[:4], "little")
+        header = json.loads(zlib.decompress(content[4:end]))
+        body = np.frombuffer(content[end:], "<u4").astype(np.uint32)
+        size, seed, sha256 = (header[name] for name in ("bytes", "seed", "sha256"))
+    coder = Coder(size, seed)
+    changes = "; ".join(
+        f"{name} was {header.get(name)}, is now {value}"
         for name, value in coder.needs.items()
-        if header[name] != value
-    ]:
-        reasons = "; ".join(changes)
-        raise UserError(f"{file} can only be decoded where it was encoded: {reasons}")
-    body = np.frombuffer(content[end:], "<u4").astype(np.uint32)
+        if header.get(name) != value
+    )
+    refuse(changes, f"{file} can only be decoded where it was encoded: {changes}")
     decoder = constriction.stream.queue.RangeDecoder(body)
-    data = coder.run(lambda p_BV, _: decoder.decode(FAMILY, p_BV))
-    if hashlib.sha256(data).hexdigest() != header["sha256"]:
-        raise UserError(f"{file}: the decoded bytes differ from the original's")
+    try:
+        data = coder.run(lambda p_BV, _: decoder.decode(FAMILY, p_BV))
+    except AssertionError:  # constriction: no encoder with these predictions wrote it
+        data = b""
+    is_wrong = hashlib.sha256(data).hexdigest() != sha256
+    refuse(is_wrong, f"{file}: the predictions differ from the encoder's")
     return data
 
 
 def convert(direction: str, file: Path, out: Path, seed: int) -> dict[str, Any]:
     """Writes a file, and returns its figures; the seconds include compilation."""
+    refuse(out.exists(), f"{out} exists: give the name of a new file")
+    refuse(not out.parent.is_dir(), f"{out}: {out.parent} is not a folder")
     started, source = time.perf_counter(), file.read_bytes()
     encodes = direction == "encode"
     result = encode(source, seed) if encodes else decode(source, file)
@@ -290,9 +289,10 @@ def main() -> int:
     parser.add_argument("direction", choices=["encode", "decode"])
     parser.add_argument("file", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seed", type=int, default=1, help="of the encoder")
+    parser.add_argument("--seed", type=int, default=1, help="of a new file")
     args = parser.parse_args()
     allocator.keep_freed()
+    programs.keep()
     return program.run(lambda: convert(**vars(args)))
 
 

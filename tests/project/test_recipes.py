@@ -1,9 +1,13 @@
 """The programs in experiments/recipes convert without loss, and report user errors."""
 
+import hashlib
 import importlib
+import json
+import re
 import runpy
 import sys
 import types
+import zlib
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -17,7 +21,6 @@ from experiments.recipes import classification
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.data.vocab import CharVocab
-from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.update.options import TrainConfig
 
@@ -32,21 +35,66 @@ def test_a_series_is_quantised_to_levels_in_use() -> None:
     assert np.abs(np.diff(numbers.astype(int))).max() < 12, "it is smooth"
 
 
-def test_a_file_is_compressed_restored_and_checked(tmp_path: Path) -> None:
+def test_files_are_compressed_and_restored(tmp_path: Path) -> None:
     compress = importlib.import_module("experiments.recipes.compress")
-    file, out, copy = (tmp_path / name for name in ("file", "out", "copy"))
-    data = (b"It is raining, and it has rained. " * 130)[:4000]
-    file.write_bytes(data)
-    result = compress.convert("encode", file, out, seed=1)
-    assert result["compressed_bytes"] == out.stat().st_size < len(data) // 3
-    compress.convert("decode", out, copy, seed=1)
-    assert copy.read_bytes() == data
-    content = bytearray(out.read_bytes())
-    for damaged in (content[:-1], content[:700] + b"x" + content[701:], b"no file"):
-        out.write_bytes(damaged)
-        with pytest.raises(UserError, match="out is damaged"):
-            compress.convert("decode", out, tmp_path / "nothing", seed=1)
-    assert not (tmp_path / "nothing").exists()
+    text = (b"It is raining, and it has rained. " * 130)[:4000]
+    random = np.random.default_rng(0).bytes(301)
+    for size, data in enumerate((text, random, bytes(300), b"x", b"")):
+        file, out, copy = (tmp_path / f"{name}{size}" for name in ("a", "b", "c"))
+        file.write_bytes(data)
+        result = compress.convert("encode", file, out, seed=2**32 - 1)
+        assert result["compressed_bytes"] == out.stat().st_size
+        compress.convert("decode", out, copy, seed=1)
+        assert copy.read_bytes() == data
+    assert (tmp_path / "b0").stat().st_size < len(text) // 3
+    assert (tmp_path / "b2").stat().st_size < (tmp_path / "b4").stat().st_size + 40
+
+
+def test_what_cannot_be_decoded_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compress = importlib.import_module("experiments.recipes.compress")
+    out, new = tmp_path / "out", tmp_path / "new"
+    content = compress.encode(b"text" * 50, seed=1)
+
+    def decode(content: bytes) -> None:
+        out.write_bytes(content)
+        compress.convert("decode", out, new, seed=1)
+
+    def seal(content: bytes) -> bytes:
+        return content + hashlib.sha256(content).digest()
+
+    flipped = content[:300] + bytes([content[300] ^ 1]) + content[301:]
+    for damaged in (content[:-1], flipped, b"no file", b"", seal(b"something else")):
+        with refused("out is damaged"):
+            decode(damaged)
+    end = 4 + int.from_bytes(content[:4], "little")
+    header = json.loads(zlib.decompress(content[4:end]))
+
+    def forge(**changes: object) -> bytes:
+        head = zlib.compress(json.dumps(header | changes).encode())
+        return seal(len(head).to_bytes(4, "little") + head + content[end:-32])
+
+    with refused(re.escape("flax was 0.1, is now ")):
+        decode(forge(flax="0.1"))
+    with refused("seed = -1 must be from 0"):
+        decode(forge(seed=-1))
+    with refused("the predictions differ from the encoder's"):
+        decode(forge(sha256="0" * 64))
+    with monkeypatch.context() as patch:
+        patch.setattr(compress, "JUMP", 1.5)  # not in the header: found in the end
+        wrong = compress.encode(b"text" * 50, seed=1)
+    with refused("the predictions differ from the encoder's"):
+        decode(wrong)
+    with monkeypatch.context() as patch:
+        patch.setattr(compress.programs, "processor", lambda: "another")
+        with refused("processor was .*, is now another"):
+            decode(content)
+    assert not new.exists()
+    for path, line in (out, "exists"), (tmp_path / "no" / "new", "is not a folder"):
+        with refused(line):
+            compress.convert("encode", out, path, seed=1)
+    assert out.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -62,7 +110,6 @@ def test_a_file_is_compressed_restored_and_checked(tmp_path: Path) -> None:
             "holds no run",
         ),
         ("figures.reach", "--picture=y.xy", "--picture: y.xy must end with .png"),
-        ("figures.online", "--path=absent", "--path=absent: No such file"),
         ("figures.copying", "--delays 0", "argument --delays: 0 must be at least 1"),
         ("figures.memories", "--table=absent", "cannot use absent: No such file"),
         ("figures.copying", "--recall 27", "argument --recall: invalid choice: 27"),
