@@ -1,5 +1,6 @@
 """Compresses a file with a model that learns while it reads it.
 
+    pip install txl_jax[recipes]
     python -m experiments.recipes.compress encode FILE OUT
     python -m experiments.recipes.compress decode OUT COPY
 
@@ -267,8 +268,6 @@ def decode(content: bytes, file: Path) -> bytes:
 
 def convert(direction: str, file: Path, out: Path, seed: int) -> dict[str, Any]:
     """Writes a file, and returns its figures; the seconds include compilation."""
-    refuse(out.exists(), f"{out} exists: give the name of a new file")
-    refuse(not out.parent.is_dir(), f"{out}: {out.parent} is not a folder")
     started, source = time.perf_counter(), file.read_bytes()
     encodes = direction == "encode"
     result = encode(source, seed) if encodes else decode(source, file)
@@ -288,7 +287,7 @@ def main() -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("direction", choices=["encode", "decode"])
     parser.add_argument("file", type=Path)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=program.new_path)
     parser.add_argument("--seed", type=int, default=1, help="of a new file")
     args = parser.parse_args()
     allocator.keep_freed()

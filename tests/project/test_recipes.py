@@ -91,10 +91,6 @@ def test_what_cannot_be_decoded_is_refused(
         with refused("processor was .*, is now another"):
             decode(content)
     assert not new.exists()
-    for path, line in (out, "exists"), (tmp_path / "no" / "new", "is not a folder"):
-        with refused(line):
-            compress.convert("encode", out, path, seed=1)
-    assert out.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -116,6 +112,8 @@ def test_what_cannot_be_decoded_is_refused(
         ("recipes.tasks", "copying --length=27", "--length and --symbols are at most"),
         ("recipes.series", "draw --samples=absent.npy", "cannot use absent.npy: No su"),
         ("recipes.compress", "encode absent out", "cannot use absent: No such file"),
+        ("recipes.compress", "encode absent .", "argument out: . exists: choose"),
+        ("recipes.compress", "decode absent no/new", "cannot write to the folder no"),
         ("recipes.classification", "--model=absent", "absent holds no run"),
         ("recipes.classification", "--layers=9", "--layers: the model has 4"),
         ("recipes.classification", "--path=absent", "cannot use absent: No such file"),
