@@ -45,9 +45,9 @@ from txl_jax.model.memory.kinds import choose_kind
 PACKAGES = "asyncio", "email", "importlib", "multiprocessing", "unittest", "xml"
 SHORTEST, LONGEST = 200, 400  # characters of a text; longer ones are cut
 # The share of a class's files, and its texts at most.
-PARTS = {"train": (0.5, 40), "validation": (0.2, 15), "test": (0.3, 30)}
-SEGMENT, BATCH = 128, 8
-RATE, WARMUP, EPOCHS, PATIENCE = 3e-4, 30, 4, 2
+PARTS = {"train": (0.5, 120), "validation": (0.2, 30), "test": (0.3, 60)}
+SEGMENT, BATCH = 128, 16
+RATE, EPOCHS, PATIENCE = 1e-3, 8, 5
 PENALTIES = 0.01, 0.1, 1.0, 10.0, 100.0  # scikit-learn's C, the inverse of a penalty
 
 
@@ -251,7 +251,8 @@ def fine_tune(
     best: Params = {"model": loaded.params}
     best |= {"weights_XC": table_CX[:, :-1].T, "bias_C": table_CX[:, -1]}
     model, trained = loaded.model, choose_trained(best, layers)
-    schedule = optax.linear_schedule(0, RATE, WARMUP)
+    most = EPOCHS * -(-len(parts["train"].texts) // BATCH)
+    schedule = optax.warmup_cosine_decay_schedule(0, RATE, most // 10, most)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
     @jax.jit
