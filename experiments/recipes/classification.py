@@ -6,7 +6,7 @@
 The texts are the functions of six packages in the running Python's standard library,
 or the files of your own classes: --path=FOLDER, with one folder of texts for each. All
 functions of a file are in one part, so that the test has files that training has not
-seen; texts that occur twice are left out.
+seen; later copies of a text are left out.
 
 Three classifiers see the same parts: logistic regression on TF-IDF of words, the same
 on the means and deviations of the frozen model's hidden states, and the model
@@ -25,7 +25,7 @@ import functools
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,14 +37,17 @@ from jax import Array
 
 import txl_jax
 from experiments.figures import program
+from txl_jax.data import files
 from txl_jax.data.streams import OFF
-from txl_jax.errors import refuse
+from txl_jax.errors import BadNumbers, UserError, refuse
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.memory.kinds import choose_kind
+from txl_jax.model.positions import SCHEMES
+from txl_jax.report import provenance
 
 PACKAGES = "asyncio", "email", "importlib", "multiprocessing", "unittest", "xml"
-SHORTEST, LONGEST = 200, 400  # characters of a text; longer ones are cut
-# The share of a class's files, and its texts at most.
+SHORTEST, LONGEST = 200, 400  # characters of a function; longer ones are cut
+# Share of a class's texts, and their largest number.
 PARTS = {"train": (0.5, 120), "validation": (0.2, 30), "test": (0.3, 60)}
 SEGMENT, BATCH = 128, 16
 RATE, EPOCHS, PATIENCE = 1e-3, 8, 5
@@ -59,7 +62,7 @@ class Texts(NamedTuple):
 
 
 def find_functions(code: str) -> Iterator[str]:
-    """Yields the functions and methods of a module, with their docstrings."""
+    """Yields the functions and methods of a module, if long enough, and cut."""
     lines = code.split("\n")
     bodies: list[list[ast.stmt]] = [ast.parse(code).body]
     while bodies:
@@ -67,8 +70,9 @@ def find_functions(code: str) -> Iterator[str]:
             if isinstance(node, ast.ClassDef):
                 bodies.append(node.body)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                own = lines[node.lineno - 1 : node.end_lineno]
-                yield "\n".join(own).strip()
+                own = "\n".join(lines[node.lineno - 1 : node.end_lineno]).strip()
+                if len(own) >= SHORTEST:
+                    yield own[:LONGEST]
 
 
 def read_classes(path: str) -> dict[str, list[list[str]]]:
@@ -76,18 +80,24 @@ def read_classes(path: str) -> dict[str, list[list[str]]]:
     if not path:
         library, classes = Path(sysconfig.get_paths()["stdlib"]), {}
         for name in PACKAGES:
-            files = sorted((library / name).rglob("*.py"))
-            classes[name] = [[*find_functions(x.read_text("utf-8"))] for x in files]
+            modules = sorted((library / name).rglob("*.py"))
+            classes[name] = [[*find_functions(x.read_text("utf-8"))] for x in modules]
         return classes
-    folders = sorted(each for each in Path(path).iterdir() if each.is_dir())
+    folders = sorted(Path(path).expanduser().iterdir())
     return {
-        folder.name: [
-            [file.read_text("utf-8", errors="replace")]
-            for file in sorted(folder.rglob("*"))
-            if file.is_file()
-        ]
+        folder.name: [[read_text(x)] for x in files.text_files(str(folder), "--path")]
         for folder in folders
+        if folder.is_dir() and not folder.name.startswith(".")
     }
+
+
+def read_text(file: Path) -> str:
+    """Returns a file's text; raises UserError if it is not text in UTF-8."""
+    content = b"".join(files.read_blocks(file))
+    try:
+        return content.decode().strip()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8: convert it, or move it away") from error
 
 
 def split(classes: dict[str, list[list[str]]], seed: int) -> dict[str, Texts]:
@@ -95,15 +105,15 @@ def split(classes: dict[str, list[list[str]]], seed: int) -> dict[str, Texts]:
     random, seen = np.random.default_rng(seed), set[str]()
     refuse(len(classes) < 2, "--path: give a folder with a folder for each class")
     parts: dict[str, list[tuple[str, int]]] = {name: [] for name in PARTS}
-    for number, (name, files) in enumerate(classes.items()):
-        shuffled = [files[n] for n in random.permutation(len(files))]
+    for number, (name, sources) in enumerate(classes.items()):
+        shuffled = [sources[n] for n in random.permutation(len(sources))]
+        sizes = np.array([len(texts) for texts in shuffled])
+        middles = (np.cumsum(sizes) - sizes / 2) / max(sizes.sum(), 1)
         high = 0.0
         for part, (share, most) in PARTS.items():
-            low, high = high, high + share * len(files)
-            texts = [
-                text for file in shuffled[round(low) : round(high)] for text in file
-            ]
-            texts = [text[:LONGEST] for text in texts if len(text) >= SHORTEST]
+            low, high = high, high + share
+            inside = np.flatnonzero((low <= middles) & (middles < high))
+            texts = [text for n in inside for text in shuffled[n] if text]
             texts = [text for text in dict.fromkeys(texts) if text not in seen]
             seen.update(texts)
             random.shuffle(texts)
@@ -136,7 +146,7 @@ def count_words(parts: dict[str, Texts]) -> dict[str, Any]:
     """Returns TF-IDF of words and of pairs of words, known from training."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    pattern = r"[^\W_]+"  # of identifiers, too
+    pattern = r"[^\W_]+"  # splits identifiers at underscores
     vectorizer = TfidfVectorizer(
         ngram_range=(1, 2), token_pattern=pattern, sublinear_tf=True
     )
@@ -224,13 +234,16 @@ def sum_losses(
     return loss, jnp.sum(is_right_B * batch.weight_B)
 
 
-def choose_trained(params: Params, layers: int) -> Params:
-    """Returns 1 for what is trained: everything, or the top layers and the head."""
+def choose_trained(params: Params, layers: int, biases: Collection[str] = ()) -> Params:
+    """Returns 1 for what is trained: everything, or the top layers and the head.
+
+    biases: names of arrays outside the layers, which may have a part for each layer.
+    """
 
     def choose(path: tuple, x: Array) -> np.ndarray:
         if path[0].key != "model" or not layers:
             return np.ones(())
-        if path[1].key != "layers":
+        if path[1].key != "layers" and not (path[1].key in biases and x.ndim == 3):
             return np.zeros(())
         return (np.arange(len(x)) >= len(x) - layers).reshape(-1, *[1] * (x.ndim - 1))
 
@@ -238,27 +251,35 @@ def choose_trained(params: Params, layers: int) -> Params:
 
 
 def fine_tune(
-    loaded: txl_jax.Loaded, head: Any, parts: dict[str, Texts], layers: int, seed: int
+    loaded: txl_jax.Loaded,
+    head: Any,
+    parts: dict[str, Texts],
+    *,
+    layers: int,
+    rate: float,
+    seed: int,
 ) -> dict[str, Any]:
-    """Returns the accuracy on the test and the number of epochs.
+    """Returns the accuracy on the test, and the epoch whose parameters it has.
 
     head: the logistic regression to start from. Training ends when the accuracy on the
-    validation part has not improved for PATIENCE epochs; its best parameters are used.
+    validation part, or with equal accuracy its loss, has not improved for PATIENCE
+    epochs.
     """
     table_CX = np.column_stack([head.coef_, head.intercept_]).astype(np.float32)
     if len(table_CX) == 1:  # the logit of the second of two classes
         table_CX = np.vstack([0 * table_CX, table_CX])
     best: Params = {"model": loaded.params}
     best |= {"weights_XC": table_CX[:, :-1].T, "bias_C": table_CX[:, -1]}
-    model, trained = loaded.model, choose_trained(best, layers)
-    most = EPOCHS * -(-len(parts["train"].texts) // BATCH)
-    schedule = optax.warmup_cosine_decay_schedule(0, RATE, most // 10, most)
+    model = loaded.model
+    trained = choose_trained(best, layers, SCHEMES[model.config.position].biases)
+    steps = EPOCHS * -(-len(parts["train"].texts) // BATCH)
+    schedule = optax.warmup_cosine_decay_schedule(0, rate, steps // 10, steps)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
     @jax.jit
     def update(params: Params, state: Any, batch: Batch, key: Array) -> tuple:
         def loss(params: Params) -> Array:
-            return sum_losses(model, params, batch, key)[0] / batch.weight_B.sum()
+            return sum_losses(model, params, batch, key)[0] / BATCH
 
         grads = jax.tree.map(jnp.multiply, jax.grad(loss)(params), trained)
         step, state = optimizer.update(grads, state)
@@ -266,33 +287,40 @@ def fine_tune(
 
     measure = jax.jit(functools.partial(sum_losses, model, key=None))
 
-    def test(params: Params, part: str) -> np.ndarray:
+    def evaluate(params: Params, part: str) -> tuple[float, float]:
+        """Returns (accuracy, -loss in nats), of which more is better."""
         batches = make_batches(loaded, parts[part])
         sums = [measure(params, batch=batch) for batch in batches]
-        return np.sum(jax.device_get(sums), axis=0) / len(parts[part].texts)
+        loss, right = np.sum(jax.device_get(sums), axis=0) / len(parts[part].texts)
+        if not np.isfinite(loss):
+            raise BadNumbers("the loss is not finite: lower --rate")
+        return float(right), -float(loss)
 
     params, state, random = best, optimizer.init(best), np.random.default_rng(seed)
-    highest, chosen, updates = test(params, "validation")[1], 0, 0
+    highest, best_epoch, updates = evaluate(params, "validation"), 0, 0
     for epoch in range(1, EPOCHS + 1):
         for batch in make_batches(loaded, parts["train"], random):
             key = jax.random.fold_in(jax.random.key(seed), updates)
             params, state = update(params, state, batch, key)
             updates += 1
-        loss, accuracy = test(params, "validation")
-        print(f"epoch {epoch}: validation {loss:.3f} nats, {accuracy:.1%}")
-        if accuracy > highest:
-            best, highest, chosen = params, accuracy, epoch
-        elif epoch - chosen >= PATIENCE:
+        found = evaluate(params, "validation")
+        print(f"epoch {epoch}: validation {-found[1]:.3f} nats, {found[0]:.1%}")
+        if found > highest:
+            best, highest, best_epoch = params, found, epoch
+        elif epoch - best_epoch >= PATIENCE:
             break
-    return {"accuracy": float(test(best, "test")[1]), "epochs": chosen}
+    return {"accuracy": evaluate(best, "test")[0], "best_epoch": best_epoch}
 
 
-def classify(name: str, path: str, layers: int, seeds: int) -> dict[str, Any]:
-    """Returns the accuracies of the three classifiers, for each seed."""
-    loaded = txl_jax.load(name)
+def classify(
+    model_name: str, path: str, layers: int, rate: float, seeds: int
+) -> dict[str, Any]:
+    """Returns the accuracies of the classifiers and the texts of each seed's parts."""
+    loaded = txl_jax.load(model_name)
     kind, model = loaded.vocab.kind, loaded.config.model
     refuse(kind == "number", "--model: it reads numbers, and the classes have texts")
     refuse(not 0 <= layers <= model.n_layer, f"--layers: the model has {model.n_layer}")
+    refuse(not rate > 0, f"--rate={rate} must be above 0")
     # The frozen model reads as the fine-tuned one does.
     same = {
         name: getattr(model, name) for name in ("mem_len", "clamp_len", "same_length")
@@ -312,13 +340,22 @@ def classify(name: str, path: str, layers: int, seeds: int) -> dict[str, Any]:
         head, accuracy = regress(features, parts)
         rows["frozen"].append(accuracy)
         print(f"seed {seed}: TF-IDF {rows['tfidf'][-1]:.1%}, frozen {accuracy:.1%}")
-        found = fine_tune(loaded, head, parts, layers, seed)
+        found = fine_tune(loaded, head, parts, layers=layers, rate=rate, seed=seed)
         rows["fine_tuned"].append(found["accuracy"])
-        rows["epochs"].append(found["epochs"])
+        rows["best_epoch"].append(found["best_epoch"])
         print(f"seed {seed}: fine-tuned {found['accuracy']:.1%}")
-    sizes = {f"{name}_texts": len(part.texts) for name, part in parts.items()}
-    layers = layers or model.n_layer
-    return {"classes": [*classes], **sizes, "layers": layers, **rows}
+        for name, part in parts.items():
+            rows[f"{name}_texts"].append(len(part.texts))
+        counts_C = np.bincount(parts["test"].class_P)
+        rows["largest_class"].append(float(counts_C.max() / counts_C.sum()))
+    return {
+        "model": model_name,
+        "classes": [*classes],
+        "layers": layers or "all",
+        "rate": rate,
+        **rows,
+        "provenance": provenance.describe_result(),
+    }
 
 
 def main() -> int:
@@ -326,9 +363,12 @@ def main() -> int:
     parser.add_argument("--model", default="shakespeare", help="a name or a workdir")
     parser.add_argument("--path", default="", help="a folder of classes")
     parser.add_argument("--layers", type=int, default=0, help="top layers; 0 = all")
+    parser.add_argument("--rate", type=float, default=RATE, help="the highest")
     parser.add_argument("--seeds", type=program.count, default=3)
     args = parser.parse_args()
-    return program.run(lambda: classify(args.model, args.path, args.layers, args.seeds))
+    return program.run(
+        lambda: classify(args.model, args.path, args.layers, args.rate, args.seeds)
+    )
 
 
 if __name__ == "__main__":

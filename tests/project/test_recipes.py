@@ -1,5 +1,6 @@
 """The programs in experiments/recipes convert without loss, and report user errors."""
 
+import functools
 import hashlib
 import importlib
 import json
@@ -21,6 +22,7 @@ from experiments.recipes import classification
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.data.vocab import CharVocab
+from txl_jax.errors import BadNumbers
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.update.options import TrainConfig
 
@@ -133,7 +135,7 @@ def test_errors_are_one_line(
 
 
 SIZES: Any = dict(tgt_len=4, mem_len=8)
-KINDS: tuple[dict[str, Any], ...] = {}, tiny.TOKENS, tiny.FAST
+KINDS: tuple[dict[str, Any], ...] = {}, tiny.TOKENS, tiny.FAST, tiny.COMPRESSED
 TRAIN = TrainConfig(segments_per_call=2, segments_per_update=2, gradient_segments=2)
 
 
@@ -156,8 +158,9 @@ def test_fine_tuning_starts_from_the_frozen_features(
     monkeypatch.setattr(classification, "SEGMENT", 4)
     monkeypatch.setattr(classification, "BATCH", 3)
     config = tiny.config(mem_len=8, **kind)
+    train = TRAIN if "memory_tokens" in kind else TrainConfig()
     loaded = tiny.loaded(
-        tiny.make_params(config), model=config, eval=EvalConfig(**SIZES), train=TRAIN
+        tiny.make_params(config), model=config, eval=EvalConfig(**SIZES), train=train
     )
     loaded = loaded._replace(vocab=CharVocab("abcdefghijkl"))
     part = make_part(loaded.vocab)
@@ -181,7 +184,7 @@ def test_fine_tuning_starts_from_the_frozen_features(
 def test_the_top_layers_learn_the_classes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in {"SEGMENT": 4, "BATCH": 8, "RATE": 0.01}.items():
+    for name, value in {"SEGMENT": 4, "BATCH": 8}.items():
         monkeypatch.setattr(classification, name, value)
     loaded = tiny.loaded(tiny.make_params())._replace(vocab=CharVocab("abcdefghijkl"))
     part = make_part(loaded.vocab)
@@ -189,12 +192,20 @@ def test_the_top_layers_learn_the_classes(
     coef_, intercept_ = np.zeros((1, 2 * tiny.D)), np.zeros(1)
     head = types.SimpleNamespace(coef_=coef_, intercept_=intercept_)
     parts = dict.fromkeys(classification.PARTS, part)
-    result = classification.fine_tune(loaded, head, parts, layers=1, seed=1)
-    assert result["accuracy"] > 0.8 and result["epochs"] >= 2
+    tune = functools.partial(classification.fine_tune, loaded, head, parts, layers=1)
+    result = tune(rate=0.01, seed=1)
+    assert result["accuracy"] > 0.8 and 2 <= result["best_epoch"] <= 8
+    # Steps in the wrong direction: the parameters before training are the best.
+    assert tune(rate=-0.01, seed=1) == {"accuracy": 11 / 21, "best_epoch": 0}
+    with pytest.raises(BadNumbers, match="lower --rate"):
+        tune(rate=np.inf, seed=1)
     trained = classification.choose_trained({"model": loaded.params, "bias_C": 1}, 1)
     layers = jax.tree.leaves(trained["model"].pop("layers"))
     assert all(each.ravel().tolist() == [0, 1] for each in layers)
     assert not any(jax.tree.leaves(trained.pop("model"))) and trained["bias_C"] == 1
+    untied = {"model": tiny.make_params(tiny.config(untie_r=True))}
+    of_u = classification.choose_trained(untied, 1, ("u", "w"))["model"]["u"]
+    assert of_u.ravel().tolist() == [0, 1]
 
 
 def test_parts_share_neither_files_nor_texts(tmp_path: Path) -> None:
@@ -220,3 +231,12 @@ def test_parts_share_neither_files_nor_texts(tmp_path: Path) -> None:
             (tmp_path / name / f"{n}.txt").write_text(f"{name} {n} " * 100)
     with refused("class b is too small: its train part"):
         classification.split(classification.read_classes(str(tmp_path)), seed=1)
+    for n in range(3):
+        (tmp_path / "b" / f"{n}.txt").write_text(f"b {n}")
+    (tmp_path / "a" / ".hidden").write_bytes(b"\xff")
+    parts = classification.split(classification.read_classes(str(tmp_path)), seed=1)
+    counts = {name: np.bincount(x.class_P).tolist() for name, x in parts.items()}
+    assert counts == {"train": [2, 1], "validation": [1, 1], "test": [2, 1]}
+    (tmp_path / "b" / "x.txt").write_bytes(b"\xff")
+    with refused("x.txt is not UTF-8: convert it, or move it away"):
+        classification.read_classes(str(tmp_path))
