@@ -152,12 +152,12 @@ RUNS = (
         1,
     ),
     Run(
-        "enwik8, scored before learned",
-        "howto/dynamic_evaluation.md",
-        "experiments.figures.online",
-        ("logs/online_1mb.json", "logs/online_3mb.json"),
+        "enwik8, compressed",
+        "howto/compress.md",
+        "python -m experiments.recipes.compress encode",
+        ("logs/compress_1mb_encode.json", "logs/compress_3mb_encode.json"),
         1,
-        "one core",
+        "1 MB on two cores, 3 MB on one",
     ),
     Run(
         "Later additions",

@@ -193,11 +193,12 @@ def stated() -> Iterator[tuple[str, str]]:
     lost = nats["fewer_streams"] - nats["paper"]
     yield "docs/howto/memories.md", f"costs {lost:.2f} nats"
     yield from recall_stated(log("memories.json"))
-    packed = log("compress_1mb.json")
-    size, bits = packed["compressed_bytes"], packed["bits_per_byte"]
-    took = f"{packed['seconds'] / 60:.0f} minutes"
-    said = f"{size:,} bytes, {bits:.3f} bits per byte, and {took}"
-    yield "experiments/README.md", said
+    page = "docs/howto/compress.md"
+    for size, direction in (1, "encode"), (1, "decode"), (3, "encode"):
+        packed = log(f"compress_{size}mb_{direction}.json")
+        bits = f"({packed['bits_per_byte']:.3f} bits per byte)"
+        yield page, f"| {packed['compressed_bytes']:,} bytes {bits} |"
+        yield page, f"| {packed['seconds']:,.0f} s on "
     lines = (ROOT / "experiments/benchmarks/results.jsonl").read_text("utf-8")
     for result in map(json.loads, lines.splitlines()):
         for case in result["cases"] if "--alone" in result["command"] else ():
