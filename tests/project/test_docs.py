@@ -193,6 +193,9 @@ def stated() -> Iterator[tuple[str, str]]:
     lost = nats["fewer_streams"] - nats["paper"]
     yield "docs/howto/memories.md", f"costs {lost:.2f} nats"
     yield from recall_stated(log("memories.json"))
+    accuracies, page = log("classification.json"), "docs/tutorial/sequences.md"
+    for row in ("tfidf", "frozen", "fine_tuned"):
+        yield page, " | ".join(f"{100 * x:.0f} %" for x in accuracies[row])
     page = "docs/howto/compress.md"
     for size, direction in (1, "encode"), (1, "decode"), (3, "encode"):
         packed = log(f"compress_{size}mb_{direction}.json")
