@@ -154,7 +154,7 @@ class Coder:
     def __init__(self, size: int, seed: int) -> None:
         refuse(not 0 <= seed < 2**32, f"seed = {seed} must be from 0 to 2**32 - 1")
         backend = jax.default_backend()  # GPUs add in an order that varies
-        refuse(backend != "cpu", "it runs on CPUs only: set JAX_PLATFORMS=cpu")
+        refuse(backend != "cpu", "compress runs on CPUs only: set JAX_PLATFORMS=cpu")
         self.size, self.W = size, -(-size // B)
         self.text_BT = np.zeros((B, 1 + max(self.W, L)), np.int32)  # starts with 0
         self.random = np.random.default_rng(seed)
