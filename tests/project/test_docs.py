@@ -199,8 +199,8 @@ def stated() -> Iterator[tuple[str, str]]:
     page = "docs/howto/compress.md"
     for size, direction in (1, "encode"), (1, "decode"), (3, "encode"):
         packed = log(f"compress_{size}mb_{direction}.json")
-        bits = f"({packed['bits_per_byte']:.3f} bits per byte)"
-        yield page, f"| {packed['compressed_bytes']:,} bytes {bits} |"
+        shown = f"{packed['bits_per_byte']:.3f} bits per byte"
+        yield page, f"| {packed['compressed_bytes']:,} bytes ({shown}) |"
         yield page, f"| {packed['seconds']:,.0f} s on "
     lines = (ROOT / "experiments/benchmarks/results.jsonl").read_text("utf-8")
     for result in map(json.loads, lines.splitlines()):
