@@ -3,6 +3,7 @@
 `sphinx-build -W`, a job of the workflow, checks pages, pictures and links.
 """
 
+import itertools
 import json
 import math
 import os
@@ -197,7 +198,7 @@ def stated() -> Iterator[tuple[str, str]]:
     for row in ("tfidf", "frozen", "fine_tuned"):
         yield page, " | ".join(f"{100 * x:.0f} %" for x in accuracies[row])
     page = "docs/howto/compress.md"
-    for size, direction in (1, "encode"), (1, "decode"), (3, "encode"):
+    for size, direction in itertools.product((1, 3), ("encode", "decode")):
         packed = log(f"compress_{size}mb_{direction}.json")
         shown = f"{packed['bits_per_byte']:.3f} bits per byte"
         yield page, f"| {packed['compressed_bytes']:,} bytes ({shown}) |"
