@@ -62,7 +62,7 @@ class Texts(NamedTuple):
 
 
 def find_functions(code: str) -> Iterator[str]:
-    """Yields the functions and methods of a module, if long enough, and cut."""
+    """Yields a module's functions and methods of SHORTEST characters or more, cut."""
     lines = code.split("\n")
     bodies: list[list[ast.stmt]] = [ast.parse(code).body]
     while bodies:
@@ -363,7 +363,7 @@ def main() -> int:
     parser.add_argument("--model", default="shakespeare", help="a name or a workdir")
     parser.add_argument("--path", default="", help="a folder of classes")
     parser.add_argument("--layers", type=int, default=0, help="top layers; 0 = all")
-    parser.add_argument("--rate", type=float, default=RATE, help="the highest")
+    parser.add_argument("--rate", type=float, default=RATE, help="learning rate")
     parser.add_argument("--seeds", type=program.count, default=3)
     args = parser.parse_args()
     return program.run(
