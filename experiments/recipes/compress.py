@@ -62,7 +62,8 @@ MODEL = ModelConfig(
     vocab_size=V, n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512,
     mem_len=128, dropout=0.0, feed_forward="swiglu", qk_norm=True, unroll=3,
 )  # fmt: skip
-RATE = optax.linear_schedule(0.0, 3e-3, 50)
+RISE = optax.linear_schedule(0.0, 3e-3, 50)  # 3e-3 falls after 4,000 updates
+RATE = optax.join_schedules([RISE, lambda k: 0.19 * jnp.maximum(k, 4000) ** -0.5], [50])
 OPTIMIZER = optax.chain(clip(0.5), optax.scale_by_adam(b2=0.98))  # adapts faster
 TRAIN = TrainConfig(batch_size=B + R, tgt_len=L)
 STEP = make_train_step(TransformerXL(MODEL), OPTIMIZER, RATE, TRAIN)
@@ -110,8 +111,7 @@ def start(state: TrainState) -> tuple[Params, Prediction]:
 def learn(state: TrainState, segment: Segment) -> tuple[TrainState, tuple]:
     """Makes an update; returns (state, (parameters, memory) to predict with)."""
     state, _ = STEP(state, segment)
-    # At first, the average covers few updates.
-    keep = jnp.minimum(AVERAGE_DECAY, state.step / (state.step + 9))
+    keep = jnp.minimum(AVERAGE_DECAY, state.step / (state.step + 9))  # less at first
     mean = optax.incremental_update(state.params, state.average.params, 1 - keep)
     state = dataclasses.replace(state, average=Average(mean, state.step))
     return state, open_memory(mean, state.memory)
