@@ -59,7 +59,8 @@ class Sample:
 
     def settled(self) -> str:
         """Returns the text that later tokens cannot cut off."""
-        return self.text if self.ended else self.text[: len(self.text) - len(self.stop)]
+        end = max(len(self.text) - len(self.stop), self.start)
+        return self.text if self.ended else self.text[:end]
 
     def describe(self, step: int) -> dict[str, Any]:
         """Returns the sample as JSON."""
