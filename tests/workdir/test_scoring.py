@@ -41,6 +41,17 @@ def test_strings_and_tokens_have_the_same_scores_in_any_order(
     assert txl_jax.score(LETTERS, []) == txl_jax.hidden_states(LETTERS, []) == []
 
 
+def test_parameters_of_another_type_are_read_by_their_own_program() -> None:
+    short = jax.tree.map(lambda x: x.astype("bfloat16"), LETTERS.params)
+    nlls = [
+        txl_jax.score(LETTERS._replace(params=params), ["abcab"])[0]
+        for params in (LETTERS.params, short, LETTERS.params)
+    ]
+    np.testing.assert_array_equal(nlls[0], nlls[2])
+    np.testing.assert_allclose(nlls[0], nlls[1], rtol=0.05)
+    assert not np.array_equal(nlls[0][1:], nlls[1][1:])
+
+
 def test_a_prefix_gives_the_first_token_a_context() -> None:
     (whole_T,) = txl_jax.score(LETTERS, ["cab"])
     for prefix in ("c", [2]):

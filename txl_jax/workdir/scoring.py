@@ -2,7 +2,9 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import jax
 import numpy as np
 
 from txl_jax.data.number import NumberVocab
@@ -14,8 +16,14 @@ Text = str | np.ndarray | list[int]
 # (texts, prefix_T) -> the results of each text.
 ReadTexts = Callable[[Iterable[np.ndarray], np.ndarray], Iterator[Results]]
 
-# Keeps the readers of the latest models, so that a second call compiles nothing.
-make_reader = functools.lru_cache(maxsize=4)(TextReader)
+
+@functools.lru_cache(maxsize=4)
+def make_reader(dtypes: tuple[np.dtype, ...], *settings: Any) -> TextReader:
+    """Returns the reader of the latest models again: a second call compiles nothing.
+
+    dtypes: of the parameters, for which it is compiled. settings: `TextReader`'s.
+    """
+    return TextReader(*settings)
 
 
 def score(loaded: Loaded, texts: Iterable[Text], prefix: Text = "") -> list[np.ndarray]:
@@ -57,7 +65,10 @@ def _read(
 def open_reader(loaded: Loaded, *names: str) -> ReadTexts:
     """Returns `TextReader.read` for the parameters; names: as for `TextReader`."""
     config, ids = loaded.config, loaded.ids
-    reader = make_reader(config.model, config.eval, names, loaded.mesh, ids.eval_reset)
+    dtypes = tuple(x.dtype for x in jax.tree.leaves(loaded.params))
+    reader = make_reader(
+        dtypes, config.model, config.eval, names, loaded.mesh, ids.eval_reset
+    )
     return functools.partial(reader.read, loaded.params)
 
 
