@@ -72,6 +72,8 @@ def test_characters_may_be_bytes() -> None:
     assert made.decode([2]) == "\ufffd"
     with refused("byte 120 is not in the vocabulary"):
         made.encode("x")
+    with pytest.raises(ValueError, match="latin-1"):
+        CharVocab("a\u0100", of_bytes=True)
 
 
 PROSE = " b a\n\n a c  b\ta \n <unk> é d"

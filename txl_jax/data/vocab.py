@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,11 @@ class CharVocab:
 
     kind: ClassVar[str] = "char"
     unknown: ClassVar[int] = -1
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if symbols are bytes, and one is above U+00FF."""
+        if self.of_bytes:
+            self.symbols.encode("latin-1")
 
     @classmethod
     def count(
@@ -138,7 +144,9 @@ Vocab = CharVocab | WordVocab | SubwordVocab | NumberVocab
 FROM_JSON: dict[str, Callable[[Json], Vocab]] = {
     "byte": lambda _: ByteVocab(),
     "char": lambda x: CharVocab("".join(x["symbols"]), x["of_bytes"]),
-    "word": lambda x: WordVocab(x["words"], Lines(*(x[y] for y in Lines._fields))),
+    "word": lambda x: WordVocab(
+        [*map(sys.intern, x["words"])], Lines(*(x[y] for y in Lines._fields))
+    ),
     "subword": lambda x: SubwordVocab.parse(json.dumps(x["tokenizer"]), "tokenizer"),
     "number": lambda x: NumberVocab(x["size"]),
 }
