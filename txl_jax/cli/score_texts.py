@@ -16,7 +16,7 @@ from txl_jax.data.vocab import Vocab, report_unknown
 from txl_jax.errors import UserError, refuse
 from txl_jax.evaluate.options import STDIN, ScoreConfig
 from txl_jax.evaluate.score import EVAL_FIELDS, Document, describe, split
-from txl_jax.report.log import json_lines, require_other, say, writing
+from txl_jax.report.log import Progress, json_lines, require_other, say, writing
 from txl_jax.runtime.storage import Json
 from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
@@ -87,7 +87,7 @@ def score_documents(
     report_unknown(vocab, "score.prefix", config.prefix)
     nlls, rows = [], []
     hidden: Json = {}
-    with json_lines(config.output, "score.output") as write:
+    with json_lines(config.output, "score.output") as write, Progress("score") as bar:
         documents, again = itertools.tee(documents)
         texts = (document.tokens_T for document in again)
         for document, results in zip(documents, read(texts, prefix_T), strict=True):
@@ -96,6 +96,7 @@ def score_documents(
             row = describe(nll_T, document.bytes, unknown)
             rows.append({"document": document.name, **row})
             nlls.append(nll_T)
+            bar(bar.n + len(nll_T))
             if config.hidden:
                 hidden[f"document_{len(hidden)}"] = results["hidden"]
             elif config.per == "document":
