@@ -60,6 +60,8 @@ def run(measure: Callable[[], dict[str, Any]]) -> int:
             result = measure()
     except (UserError, Interrupted, BadNumbers) as error:
         return distributed.report(error)
+    except KeyboardInterrupt:
+        return 130  # as a shell reports the end by this signal
     except storage.errors() as error:
         place = storage.place(error) if isinstance(error, OSError) else None
         where = place or "the disk or gs://"

@@ -12,12 +12,13 @@ import zlib
 from collections import Counter
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 import pytest
 
+from experiments.figures import program
 from experiments.recipes import classification
 from tests.support import tiny
 from tests.support.refusal import refused
@@ -93,6 +94,16 @@ def test_what_cannot_be_decoded_is_refused(
         with refused("processor was .*, is now another"):
             decode(content)
     assert not new.exists()
+
+
+def test_control_c_ends_a_program_without_a_traceback(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    def measure() -> NoReturn:
+        raise KeyboardInterrupt
+
+    assert program.run(measure) == 130
+    assert not any(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
