@@ -54,7 +54,7 @@ def execute(
     monkeypatch.setenv("TXL_LENGTHS", "0,16")
     monkeypatch.setenv("TXL_ATTENTION_FLAGS", "--max_tokens=128 --mem_len=160")
     monkeypatch.setenv("TXL_CHECK_MINUTES", "0.5")
-    monkeypatch.setenv("TXL_CHECK_FLAGS", "--tiny --least=1")
+    monkeypatch.setenv("TXL_CHECK_FLAGS", "--tiny")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     book = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
