@@ -27,7 +27,7 @@ if jax.__version_info__ < (0, 11):
 GIVEN_FLAGS = os.environ.get("XLA_FLAGS", "").removesuffix(QUICK_FLAGS)
 os.environ["XLA_FLAGS"] = GIVEN_FLAGS + QUICK_FLAGS  # read once, by the first program
 # A slow machine must not print more lines than a fast one.
-log.QUIET_SECONDS = 3600.0
+log.QUIET_SECONDS = programs.QUIET_SECONDS = 3600.0
 
 QUICK = "jax_disable_most_optimizations"
 CACHE_BYTES = 2**30

@@ -20,17 +20,19 @@ from txl_jax.runtime.programs import Program
 
 NAMES = ("enable_compilation_cache", "compilation_cache_dir")
 BOUND = "compilation_cache_max_size"
+LEAST_SECONDS = "persistent_cache_min_compile_time_secs"
 OF_XLA = "persistent_cache_enable_xla_caches"
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Returns a new cache folder for the user, without jax's variables."""
-    names = [f"jax_{name}" for name in (*NAMES, BOUND, OF_XLA)]
+    names = [f"jax_{name}" for name in (*NAMES, BOUND, OF_XLA, LEAST_SECONDS)]
     before = {name: jax.config.values[name] for name in names}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update(f"jax_{LEAST_SECONDS}", 0.0)
     compilation_cache.reset_cache()
     yield tmp_path / "txl_jax" / "programs"
     for name, value in before.items():
