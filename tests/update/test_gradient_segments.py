@@ -139,8 +139,9 @@ def test_an_optimizer_gets_the_gradient_across_segments(name: str) -> None:
     update = jax.jit(optimizer.update)
     updates, _ = update(mean, state.opt_state, state.params, grad_norm=norm)
     expected = jax.tree.map(lambda p, u: p - 0.5 * u, state.params, updates)
-    # Muon's iteration amplifies small singular values, and so their rounding.
-    tiny.assert_close(after.params, expected, tiny.FLOAT32 * {"muon": 10}.get(name, 1))
+    # LAMB's first update divides each gradient by its size, and Muon's iteration
+    # amplifies small singular values, and so their rounding.
+    tiny.assert_close(after.params, expected, 10 * tiny.FLOAT32)
 
 
 def test_one_gradient_segment_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
