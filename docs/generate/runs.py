@@ -105,7 +105,7 @@ RUNS = (
     Run(
         "Agents in a T-maze",
         "tutorial/reinforcement_learning.md",
-        "experiments.rl.mazes --stop",
+        "experiments.rl.mazes",
         ("logs/rl_mazes.json",),
         5,
         "unfinished: the page lists the lengths",
