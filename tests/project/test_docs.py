@@ -197,6 +197,9 @@ def stated() -> Iterator[tuple[str, str]]:
     accuracies, page = log("classification.json"), "docs/tutorial/sequences.md"
     for row in ("tfidf", "frozen", "fine_tuned"):
         yield page, " | ".join(f"{100 * x:.0f} %" for x in accuracies[row])
+    chain, page = log("rl_gymnax.json"), "docs/tutorial/reinforcement_learning.md"
+    yield page, f"ends after {chain['updates']} updates"
+    yield page, f"the best policy returns {chain['best_return']:.2f}"
     page = "docs/howto/compress.md"
     for size, direction in itertools.product((1, 3), ("encode", "decode")):
         packed = log(f"compress_{size}mb_{direction}.json")
