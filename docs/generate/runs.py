@@ -145,6 +145,14 @@ RUNS = (
         "2026-11-24, two cores, beside other work",
     ),
     Run(
+        "Music",
+        "tutorial/sequences.md",
+        "--config=music --workdir=runs/music",
+        ("logs/music.json",),
+        1,
+        "2026-11-27, one core",
+    ),
+    Run(
         "Cold start",
         "howto/evaluate.md",
         "--sweep=cold_start=512",

@@ -200,6 +200,8 @@ def stated() -> Iterator[tuple[str, str]]:
     chain, page = log("rl_gymnax.json"), "docs/tutorial/reinforcement_learning.md"
     yield page, f"ends after {chain['updates']} updates"
     yield page, f"the best policy returns {chain['best_return']:.2f}"
+    bits = log("music.json")["bpc"]
+    yield "docs/tutorial/sequences.md", f"reaches {bits:.2f} bits per token"
     page = "docs/howto/compress.md"
     for size, direction in itertools.product((1, 3), ("encode", "decode")):
         packed = log(f"compress_{size}mb_{direction}.json")
