@@ -62,7 +62,7 @@ MODEL = ModelConfig(
     vocab_size=V, n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512,
     mem_len=128, dropout=0.0, feed_forward="swiglu", qk_norm=True, unroll=3,
 )  # fmt: skip
-RISE = optax.linear_schedule(0.0, 3e-3, 50)  # 3e-3 falls after 4,000 updates
+RISE = optax.linear_schedule(0.0, 3e-3, 50)  # then 3e-3, falling from 4,050
 RATE = optax.join_schedules([RISE, lambda k: 0.19 * jnp.maximum(k, 4000) ** -0.5], [50])
 OPTIMIZER = optax.chain(clip(0.5), optax.scale_by_adam(b2=0.98))  # adapts faster
 TRAIN = TrainConfig(batch_size=B + R, tgt_len=L)
