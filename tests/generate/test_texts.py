@@ -122,7 +122,7 @@ def test_a_sample_ends_before_its_stop() -> None:
     settled = grow("the", "is it").settled()
     assert settled == "the dog . a cat . i", "all but the possible beginning of a stop"
     longer = grow("the", "is " * 20).settled()
-    assert longer == "the", "a prompt is shown, and nothing of a longer stop"
+    assert longer == "the", "the prompt is shown, but no part of a longer stop"
 
 
 def test_a_sample_appears_on_a_terminal_as_it_is_drawn(

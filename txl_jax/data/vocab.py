@@ -145,7 +145,8 @@ FROM_JSON: dict[str, Callable[[Json], Vocab]] = {
     "byte": lambda _: ByteVocab(),
     "char": lambda x: CharVocab("".join(x["symbols"]), x["of_bytes"]),
     "word": lambda x: WordVocab(
-        [*map(sys.intern, x["words"])], Lines(*(x[y] for y in Lines._fields))
+        [*map(sys.intern, x["words"])],  # raises TypeError for what is not a str
+        Lines(*(x[y] for y in Lines._fields)),
     ),
     "subword": lambda x: SubwordVocab.parse(json.dumps(x["tokenizer"]), "tokenizer"),
     "number": lambda x: NumberVocab(x["size"]),
