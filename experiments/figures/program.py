@@ -61,7 +61,7 @@ def run(measure: Callable[[], dict[str, Any]]) -> int:
     except (UserError, Interrupted, BadNumbers) as error:
         return distributed.report(error)
     except KeyboardInterrupt:
-        return 130  # as a shell reports the end by this signal
+        return 130  # the status that shells report for this signal
     except storage.errors() as error:
         place = storage.place(error) if isinstance(error, OSError) else None
         where = place or "the disk or gs://"

@@ -19,7 +19,7 @@ ReadTexts = Callable[[Iterable[np.ndarray], np.ndarray], Iterator[Results]]
 
 @functools.lru_cache(maxsize=4)
 def make_reader(dtypes: tuple[np.dtype, ...], *settings: Any) -> TextReader:
-    """Returns the reader of the latest models again: a second call compiles nothing.
+    """Returns a reader, kept for the latest models: a second call compiles nothing.
 
     dtypes: of the parameters, for which it is compiled. settings: `TextReader`'s.
     """
