@@ -117,6 +117,7 @@ def test_the_core_loads_neither_files_processes_nor_reports() -> None:
 SETTINGS = """
 import logging, os, signal, sys, threading, warnings
 import flax.linen, jax, ml_collections, optax, orbax.checkpoint
+import jax.experimental.pallas.tpu  # adds fields to jax.config
 
 NAMES = {*logging.root.manager.loggerDict, "txl_jax", "absl", "asyncio", "gcsfs"}
 LOGGERS = [logging.root, *map(logging.getLogger, sorted(NAMES))]
