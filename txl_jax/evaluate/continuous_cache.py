@@ -20,7 +20,8 @@ from jax.sharding import Mesh
 
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, from_hidden
-from txl_jax.kernels.xla import MASKED, product
+from txl_jax.kernels.product import float32_product
+from txl_jax.kernels.xla import MASKED
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
@@ -49,7 +50,7 @@ class Cache(NamedTuple):
         # Query l sees the C keys before its own, C + l.
         age_LK = jnp.arange(L)[:, None] + C - jnp.arange(C + L)
         seen_BLK = (age_LK > 0) & (age_LK <= C) & (target_BK != NONE)[:, None]
-        score_BLK = config.cache_theta * product("BLD,BKD->BLK", h_BLD, h_BKD)
+        score_BLK = config.cache_theta * float32_product("BLD,BKD->BLK", h_BLD, h_BKD)
         score_BLK = jnp.where(seen_BLK, score_BLK, MASKED)
         same_BLK = seen_BLK & (target_BK[:, None] == target_BL[..., None])
         total_BL = jax.nn.logsumexp(score_BLK, axis=-1)

@@ -24,10 +24,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.hash import AttentionDropout, keep_index, start_BHL
 from txl_jax.kernels.operands import Operands
+from txl_jax.kernels.product import float32_product
 from txl_jax.kernels.xla import (
     MASKED,
     pad_front,
-    product,
     rel_shift,
     repeat_farthest,
     with_bias,
@@ -242,10 +242,10 @@ def unshift(x_HBXY: Array, Z: int) -> Array:
 def score(queries: Queries, tile: Tile) -> Array:
     """Returns the scores of a tile, score_HBXY in float32."""
     k_HBYA, _, r_HZA, bias_HZ = tile.keys
-    score_HBXY = product("HBXA,HBYA->HBXY", queries.content_HBXA, k_HBYA)
+    score_HBXY = float32_product("HBXA,HBYA->HBXY", queries.content_HBXA, k_HBYA)
     H, _, X, Y = score_HBXY.shape
     if r_HZA is not None:
-        score_HBXZ = product("HBXA,HZA->HBXZ", queries.position_HBXA, r_HZA)
+        score_HBXZ = float32_product("HBXA,HZA->HBXZ", queries.position_HBXA, r_HZA)
         score_HBXY += shift(score_HBXZ, Y)
     if bias_HZ is not None:
         bias_H11Z = bias_HZ[:, None, None].astype(jnp.float32)
@@ -282,7 +282,7 @@ def forward(
             v_HBYA = tile.keys.v_HBKA
             weight_HBXY = drop(plan, tile, weight_HBXY).astype(v_HBYA.dtype)
             o_HBXA *= shrink_HBX[..., None]
-            o_HBXA += product("HBXY,HBYA->HBXA", weight_HBXY, v_HBYA)
+            o_HBXA += float32_product("HBXY,HBYA->HBXA", weight_HBXY, v_HBYA)
             return o_HBXA, highest_HBX, total_HBX
 
         zero_HBXA = jnp.zeros(queries.content_HBXA.shape, jnp.float32)
@@ -343,19 +343,19 @@ def tile_gradients(
     dtype = k_HBYA.dtype
     weight_HBXY = jnp.exp(score(queries, tile) - lse_HBX[..., None])
     dropped_HBXY = drop(plan, tile, weight_HBXY).astype(dtype)
-    dv_HBYA = product("HBXY,HBXA->HBYA", dropped_HBXY, do_HBXA)
-    dweight_HBXY = drop(plan, tile, product("HBXA,HBYA->HBXY", do_HBXA, v_HBYA))
+    dv_HBYA = float32_product("HBXY,HBXA->HBYA", dropped_HBXY, do_HBXA)
+    dweight_HBXY = drop(plan, tile, float32_product("HBXA,HBYA->HBXY", do_HBXA, v_HBYA))
     dscore_HBXY = weight_HBXY * (dweight_HBXY - mean_HBX[..., None])
     dscore_HBXY *= do_HBXA.shape[-1] ** -0.5
     # The products have the operands' dtype: float32 would be slower than bfloat16.
     short_HBXY = dscore_HBXY.astype(dtype)
-    dcontent_HBXA = product("HBXY,HBYA->HBXA", short_HBXY, k_HBYA)
-    dk_HBYA = product("HBXY,HBXA->HBYA", short_HBXY, queries.content_HBXA)
+    dcontent_HBXA = float32_product("HBXY,HBYA->HBXA", short_HBXY, k_HBYA)
+    dk_HBYA = float32_product("HBXY,HBXA->HBYA", short_HBXY, queries.content_HBXA)
     dposition_HBXA = dr_HZA = dbias_HZ = None
     if r_HZA is not None:
         short_HBXZ = unshift(short_HBXY, r_HZA.shape[1])
-        dposition_HBXA = product("HBXZ,HZA->HBXA", short_HBXZ, r_HZA)
-        dr_HZA = product("HBXZ,HBXA->HZA", short_HBXZ, queries.position_HBXA)
+        dposition_HBXA = float32_product("HBXZ,HZA->HBXA", short_HBXZ, r_HZA)
+        dr_HZA = float32_product("HBXZ,HBXA->HZA", short_HBXZ, queries.position_HBXA)
     if bias_HZ is not None:
         dbias_HZ = jnp.sum(unshift(dscore_HBXY, bias_HZ.shape[1]), axis=(1, 2))
     dqueries = Queries(dcontent_HBXA, dposition_HBXA)

@@ -31,8 +31,9 @@ from txl_jax.kernels.cluster import (
     put,
     visit_tokens,
 )
+from txl_jax.kernels.product import float32_product, product
 from txl_jax.kernels.sharded import AXES, REPLICATED, over_streams, stream_mesh
-from txl_jax.kernels.xla import MASKED, product
+from txl_jax.kernels.xla import MASKED
 
 Grads = tuple[Array, Array, Array]  # for hidden states, and for a block of a table
 # Tokens and tables, and each cluster's log-sum-exp of its tokens.
@@ -55,7 +56,7 @@ def score(
     The scores of repeated rows are masked.
     """
     h_XE = part(tokens.h_TE, first, X)
-    score_XY = product("XE,YE->XY", h_XE, block.weight_YE) + block.bias_Y
+    score_XY = float32_product("XE,YE->XY", h_XE, block.weight_YE) + block.bias_Y
     target_X1 = part(tokens.target_T, first, X)[:, None]
     return h_XE, jnp.where(block.new_Y, score_XY, MASKED), target_X1 == block.target_Y
 
@@ -103,8 +104,8 @@ def add_gradients(
         grad_XY = jnp.where(real_X[:, None], (p_XY - hit_XY) * grad_X1, 0)
         grad_Y += grad_XY.sum(axis=0)
         grad_XY = grad_XY.astype(h_XE.dtype)
-        grad_XE = product("XY,YE->XE", grad_XY, block.weight_YE)
-        grad_YE += product("XY,XE->YE", grad_XY, h_XE)
+        grad_XE = float32_product("XY,YE->XE", grad_XY, block.weight_YE)
+        grad_YE += float32_product("XY,XE->YE", grad_XY, h_XE)
         grad_XE += part(grad_h_TE, first, X)
         return put(grad_h_TE, grad_XE, first), grad_YE, grad_Y
 
@@ -248,7 +249,9 @@ def local_nll(
 
     def narrow(i: int) -> Array:
         proj_ED = params.projs[i]
-        return hidden_TD if proj_ED is None else hidden_TD @ proj_ED.T
+        return (
+            hidden_TD if proj_ED is None else product("TD,ED->TE", hidden_TD, proj_ED)
+        )
 
     first = Rows(0, 0, ends[1], 0)
     if params.clusters is None:

@@ -12,6 +12,7 @@ from jax import Array
 
 from txl_jax.kernels.hash import keep_BHLK
 from txl_jax.kernels.operands import Operands, PositionTerms
+from txl_jax.kernels.product import float32_product, product
 
 # Far below any score but finite, so that no row becomes NaN.
 MASKED = -1e30
@@ -35,7 +36,8 @@ def rel_attention(operands: Operands) -> Array:
         keep_HBLK = jnp.swapaxes(keep_BHLK(dropout, (B, H, L, K)), 0, 1)
         weight_HBLK = jnp.where(keep_HBLK, weight_HBLK / (1 - dropout.rate), 0)
     v_HBKA = heads_first(operands.v_BKHA)
-    o_HBLA = jnp.einsum("HBLK,HBKA->HBLA", weight_HBLK.astype(v_HBKA.dtype), v_HBKA)
+    weight_HBLK = weight_HBLK.astype(v_HBKA.dtype)
+    o_HBLA = product("HBLK,HBKA->HBLA", weight_HBLK, v_HBKA)
     return o_HBLA.transpose(1, 2, 0, 3)
 
 
@@ -46,7 +48,7 @@ def probabilities(operands: Operands) -> Array:
     # With heads first, r is not copied for each stream, and no product of the size of
     # the scores is transposed.
     content_HBLA, k_HBKA = heads_first(with_bias(q_BLHA, u_HA)), heads_first(k_BKHA)
-    score_HBLK = product("HBLA,HBKA->HBLK", content_HBLA, k_HBKA)
+    score_HBLK = float32_product("HBLA,HBKA->HBLK", content_HBLA, k_HBKA)
     if r_RHA is not None or bias_HR is not None:
         position_HBLA = heads_first(with_bias(q_BLHA, w_HA))
         position_HBLY = position_scores(position_HBLA, r_RHA, bias_HR, K)
@@ -79,7 +81,8 @@ def position_scores(
     rows = zeros if 2 * zeros <= R else 0
     score_HBLZ = jnp.zeros((q_HBLA.shape[0], 1, L, R + rows), f32)
     if r_HRA is not None:
-        score_HBLZ = product("HBLA,HZA->HBLZ", q_HBLA, pad_front(r_HRA, rows, axis=1))
+        r_HZA = pad_front(r_HRA, rows, axis=1)
+        score_HBLZ = float32_product("HBLA,HZA->HBLZ", q_HBLA, r_HZA)
     if bias_HR is not None:
         score_HBLZ += pad_front(bias_HR, rows)[:, None, None].astype(f32)
     return realign(pad_front(score_HBLZ, zeros - rows))
@@ -131,11 +134,6 @@ def repeat_farthest(position: PositionTerms, K: int) -> PositionTerms:
     if bias_HR is not None:
         bias_HR = jnp.pad(bias_HR, ((0, 0), (K - bias_HR.shape[1], 0)), "edge")
     return position._replace(r_RHA=r_RHA, bias_HR=bias_HR)
-
-
-def product(subscripts: str, *operands: Array) -> Array:
-    """Returns an einsum accumulated in float32."""
-    return jnp.einsum(subscripts, *operands, preferred_element_type=f32)
 
 
 def pad_front(x: Array, size: int, axis: int = -1, value: int = 0) -> Array:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.kernels.cluster import Table
+from txl_jax.kernels.product import float32_product, product
 from txl_jax.kernels.sharded import (
     count_pieces,
     join_pieces,
@@ -22,7 +23,6 @@ from txl_jax.kernels.sharded import (
     split_pieces,
 )
 from txl_jax.kernels.softmax import Softmax, adaptive_nll
-from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
 from txl_jax.model.initializers import initial, normal
@@ -111,7 +111,7 @@ class EmbeddingAndSoftmax(nn.Module):
             rows_BLE = jnp.take(table_VE, index_BL, axis=0).astype(dtype)
             if proj_ED is None:
                 return rows_BLE
-            return jnp.einsum("BLE,ED->BLD", rows_BLE, proj_ED.astype(dtype))
+            return product("BLE,ED->BLD", rows_BLE, proj_ED.astype(dtype))
 
         tables, projs = shared
         if len(tables) == 1:
@@ -139,8 +139,9 @@ class EmbeddingAndSoftmax(nn.Module):
             bias_V = jnp.concatenate([bias_V, self.cluster_bias_G])
         hidden_BLE = hidden_BLD
         if (proj_ED := self.out_projs[i]) is not None:
-            hidden_BLE = hidden_BLD @ proj_ED.astype(dtype).T
-        return product("BLE,VE->BLV", hidden_BLE, table_VE.astype(dtype)) + bias_V
+            hidden_BLE = product("BLD,ED->BLE", hidden_BLD, proj_ED.astype(dtype))
+        score_BLV = float32_product("BLE,VE->BLV", hidden_BLE, table_VE.astype(dtype))
+        return score_BLV + bias_V
 
     def log_probs(self, hidden_BLD: Array) -> Array:
         """Returns the log-probability of every token, [B, L, V] in nats."""

@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from txl_jax.kernels.dispatch import choose_kernel
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.operands import Operands, PositionTerms
+from txl_jax.kernels.product import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.gate import add_residual
@@ -30,7 +31,7 @@ def project(h_BKD: Array, x_HAD: Array, n_constant: int) -> Array:
     The first n_constant states, the memory's, get no gradient: the backward pass omits
     their product.
     """
-    return jnp.einsum("BKD,HAD->BKHA", h_BKD, x_HAD)
+    return product("BKD,HAD->BKHA", h_BKD, x_HAD)
 
 
 def _forward(
@@ -43,9 +44,9 @@ def _backward(
     n_constant: int, saved: tuple[Array, Array], grad_BKHA: Array
 ) -> tuple[Array, Array]:
     h_BKD, x_HAD = saved
-    grad_BLD = jnp.einsum("BLHA,HAD->BLD", grad_BKHA[:, n_constant:], x_HAD)
+    grad_BLD = product("BLHA,HAD->BLD", grad_BKHA[:, n_constant:], x_HAD)
     grad_BKD = jnp.pad(grad_BLD, ((0, 0), (n_constant, 0), (0, 0)))
-    return grad_BKD, jnp.einsum("BKHA,BKD->HAD", grad_BKHA, h_BKD)
+    return grad_BKD, product("BKHA,BKD->HAD", grad_BKHA, h_BKD)
 
 
 project.defvjp(_forward, _backward)
@@ -99,7 +100,7 @@ class Attention(nn.Module):
             # The memory holds keys and values: only the segment is projected, K = L.
             q_BLHA, k_BKHA, v_BKHA = project_all(x_BLD, qkv_DJHA)
         else:
-            q_BLHA = jnp.einsum("BLD,HAD->BLHA", x_BLD, q_HAD)
+            q_BLHA = product("BLD,HAD->BLHA", x_BLD, q_HAD)
             k_BKHA = project(x_BKD, k_HAD, n_constant)
             v_BKHA = project(x_BKD, v_HAD, n_constant)
         q_BLHA = checkpoint_name(q_BLHA, "q")
@@ -119,7 +120,7 @@ class Attention(nn.Module):
         if is_separate:
             out_BLD = join_heads(o_BLHA, o_PHAC)
         else:
-            out_BLD = jnp.einsum("BLHA,HAD->BLD", o_BLHA, o_HAD)
+            out_BLD = product("BLHA,HAD->BLD", o_BLHA, o_HAD)
         out_BLD = Dropout(config.dropout, config.variational)(out_BLD)
         return add_residual(config, norm, h_BLD, out_BLD), kept
 

@@ -8,7 +8,8 @@ from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.gate import add_residual
-from txl_jax.model.initializers import Layout, feature_norm, initial, maker, normal
+from txl_jax.model.initializers import Layout, feature_norm, maker
+from txl_jax.model.linear import Linear
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import SCHEMES
@@ -33,15 +34,10 @@ class FeedForward(nn.Module):
         config = self.config
         sizes = {"D": config.d_model, "F": config.hidden_size}
 
-        def dense(name: str, letters: str, source: str, target: str) -> nn.Einsum:
-            return nn.Einsum(
-                shape=tuple(sizes[letter] for letter in letters),
-                einsum_str=f"BL{source},{letters}->BL{target}",
-                dtype=config.compute_dtype,
-                kernel_init=initial(config, letters),
-                bias_init=normal(0, target),
-                name=name,
-            )
+        def linear(name: str, letters: str, source: str, target: str) -> Linear:
+            shape = sizes[letters[0]], sizes[letters[1]]
+            subscripts = f"BL{source},{letters}->BL{target}"
+            return Linear(config, subscripts, shape, letters, name=name)
 
         def drop(x: Array, relu: bool = False) -> Array:
             return Dropout(config.dropout, config.variational, relu)(x)
@@ -49,16 +45,16 @@ class FeedForward(nn.Module):
         norm = feature_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
         # Also named before the ReLU: without dropout its backward pass uses this.
-        x_BLF = checkpoint_name(dense("in", "DF", "D", "F")(x_BLD), "hidden")
+        x_BLF = checkpoint_name(linear("in", "DF", "D", "F")(x_BLD), "hidden")
         if config.gated:
             activation = ACTIVATIONS[config.feed_forward]
-            gate_BLF = activation(dense("gate", "DF", "D", "F")(x_BLD))
+            gate_BLF = activation(linear("gate", "DF", "D", "F")(x_BLD))
             x_BLF = drop(gate_BLF * x_BLF)
         else:
             x_BLF = drop(x_BLF, relu=True)
         stacked = self.layout == "stacked"
         name, letters = ("out", "FD") if stacked else ("out_DF", "DF")
-        out_BLD = drop(dense(name, letters, "F", "D")(x_BLF))
+        out_BLD = drop(linear(name, letters, "F", "D")(x_BLF))
         return add_residual(config, norm, h_BLD, out_BLD)
 
 

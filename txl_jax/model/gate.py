@@ -7,7 +7,8 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import initial, normal
+from txl_jax.model.initializers import normal
+from txl_jax.model.linear import Linear
 
 BIAS = 2.0  # the initial b: the gates start at z = s(-2) = 0.12
 
@@ -46,16 +47,16 @@ class Gate(nn.Module):
         """Returns g."""
         config, D = self.config, self.config.d_model
 
-        def product(name: str, x_BLD: Array) -> Array:
-            init, dtype = initial(config, "D."), config.compute_dtype
-            dense = nn.Dense(
-                D, use_bias=False, dtype=dtype, kernel_init=init, name=name
+        def linear(name: str, x_BLD: Array) -> Array:
+            shape = D, D
+            layer = Linear(
+                config, "BLD,DC->BLC", shape, "D.", use_bias=False, name=name
             )
-            return dense(x_BLD)
+            return layer(x_BLD)
 
         bias_D = self.param("bias", normal(0, "D", mean=BIAS), (D,))
-        z_BLD = product("W_z", y_BLD) + product("U_z", x_BLD)
+        z_BLD = linear("W_z", y_BLD) + linear("U_z", x_BLD)
         z_BLD = nn.sigmoid(z_BLD - bias_D.astype(config.compute_dtype))
-        r_BLD = nn.sigmoid(product("W_r", y_BLD) + product("U_r", x_BLD))
-        new_BLD = nn.tanh(product("W_g", y_BLD) + product("U_g", r_BLD * x_BLD))
+        r_BLD = nn.sigmoid(linear("W_r", y_BLD) + linear("U_r", x_BLD))
+        new_BLD = nn.tanh(linear("W_g", y_BLD) + linear("U_g", r_BLD * x_BLD))
         return (1 - z_BLD) * x_BLD + z_BLD * new_BLD

@@ -15,6 +15,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.operands import Operands, PositionTerms
+from txl_jax.kernels.product import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import MakeWeight
 
@@ -74,7 +75,7 @@ def transformer_xl(
 ) -> PositionTerms:
     """Returns r = W_kR R, u and w: all four terms of section 3.3."""
     shape = (config.n_head, config.d_head, config.d_model)
-    r_RHA = jnp.einsum("RD,HAD->RHA", R_RD, make("r", "HAD", shape))
+    r_RHA = product("RD,HAD->RHA", R_RD, make("r", "HAD", shape))
     r_RHA = checkpoint_name(r_RHA, "r")
     return PositionTerms(r_RHA, biases["u"], biases["w"])
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
+from txl_jax.kernels.product import product
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params, feature_norm, head_norm
@@ -335,7 +336,7 @@ def unstack(params: Params) -> Params:
 
 def project_all(x_BYD: Array, qkv_DJHA: Array) -> tuple[Array, Array, Array]:
     """Returns queries, keys and values."""
-    qkv_BYJHA = jnp.einsum("BYD,DJHA->BYJHA", x_BYD, qkv_DJHA)
+    qkv_BYJHA = product("BYD,DJHA->BYJHA", x_BYD, qkv_DJHA)
     return qkv_BYJHA[:, :, 0], qkv_BYJHA[:, :, 1], qkv_BYJHA[:, :, 2]
 
 
@@ -347,4 +348,4 @@ def join_heads(o_BLHA: Array, o_PHAC: Array) -> Array:
     B, L = o_BLHA.shape[:2]
     o_PBLX = jnp.broadcast_to(o_BLHA.reshape(B, L, H * A), (P, B, L, H * A))
     o_PXC = o_PHAC.reshape(P, H * A, C)
-    return jnp.einsum("PBLX,PXC->BLPC", o_PBLX, o_PXC).reshape(B, L, P * C)
+    return product("PBLX,PXC->BLPC", o_PBLX, o_PXC).reshape(B, L, P * C)

@@ -21,6 +21,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.operands import Kernel, Operands
+from txl_jax.kernels.product import float32_product
 from txl_jax.kernels.sharded import (
     divides,
     over_heads,
@@ -28,7 +29,6 @@ from txl_jax.kernels.sharded import (
     stream_axes,
     target_device,
 )
-from txl_jax.kernels.xla import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Layout, Params, normal
 from txl_jax.model.memory.cache import Extended, ExtendedStates
@@ -225,15 +225,17 @@ def _attend_to_best(candidates: Candidates, top_k: int) -> Array:
 
     def attend_one(q_BHA: Array, oldest_B: Array, stop_B: Array) -> Array:
         seen_BX = (time_BX >= oldest_B[:, None]) & (time_BX < stop_B[:, None])
-        score_BHX = product("BHA,BHXA->BHX", jax.lax.stop_gradient(q_BHA), k_BHXA)
+        score_BHX = float32_product(
+            "BHA,BHXA->BHX", jax.lax.stop_gradient(q_BHA), k_BHXA
+        )
         score_BHX = jnp.where(seen_BX[:, None], score_BHX, -jnp.inf)
         best_BHJ, found_BHJ = find(score_BHX, min(top_k, X))
         found_BHJ = checkpoint_name(found_BHJ, "found")
         seen_BHJ = checkpoint_name(best_BHJ > -jnp.inf, "found")
         k_BHJA, v_BHJA = take(k_BHXA, found_BHJ), take(v_BHXA, found_BHJ)
-        score_BHJ = product("BHA,BHJA->BHJ", q_BHA, k_BHJA) / math.sqrt(A)
+        score_BHJ = float32_product("BHA,BHJA->BHJ", q_BHA, k_BHJA) / math.sqrt(A)
         p_BHJ = jax.nn.softmax(score_BHJ, axis=-1, where=seen_BHJ)
-        return product("BHJ,BHJA->BHA", p_BHJ.astype(v_BHJA.dtype), v_BHJA)
+        return float32_product("BHJ,BHJA->BHA", p_BHJ.astype(v_BHJA.dtype), v_BHJA)
 
     o_LBHA = jax.lax.map(
         lambda query: jax.checkpoint(attend_one, policy=KEEP_FOUND)(*query),

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
-from txl_jax.kernels.xla import MASKED, product, with_bias
+from txl_jax.kernels.product import float32_product
+from txl_jax.kernels.xla import MASKED, with_bias
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.interval import count_filled, window
 from txl_jax.model.memory.key_values import KeyValueMemory, KeyValues
@@ -57,21 +58,23 @@ def attend(own: Operands, ring: Ring, slot: Array, rotate: Rotate | None) -> Arr
     content_BHA = with_bias(q_B1HA, ring.u_HA)[:, 0]
     # The token's own key is handled separately: writing it first would copy the ring.
     if rotate is None:
-        score_BHM = product("BHA,BHAM->BHM", content_BHA, ring.k_BHAM)
+        score_BHM = float32_product("BHA,BHAM->BHM", content_BHA, ring.k_BHAM)
     else:
         # The distance to a key in an earlier slot is the difference of the slots; the
         # other keys are one turn of the ring older.
         near_BHM, far_BHM = (
-            product("BHA,BHAM->BHM", rotate(q_B1HA, place[None])[:, 0], ring.k_BHAM)
+            float32_product(
+                "BHA,BHAM->BHM", rotate(q_B1HA, place[None])[:, 0], ring.k_BHAM
+            )
             for place in (slot, slot + M)
         )
         score_BHM = jnp.where(jnp.arange(M) < slot, near_BHM, far_BHM)
-    own_BH = product("BHA,BHA->BH", content_BHA, k_BHA)
+    own_BH = float32_product("BHA,BHA->BH", content_BHA, k_BHA)
     if ring.r_HAR is not None or ring.bias_HR is not None:
         position_BHR: Array = jnp.zeros((1, 1, 1))
         if ring.r_HAR is not None:
             position_BHA = with_bias(q_B1HA, ring.w_HA)[:, 0]
-            position_BHR = product("BHA,HAR->BHR", position_BHA, ring.r_HAR)
+            position_BHR = float32_product("BHA,HAR->BHR", position_BHA, ring.r_HAR)
         if ring.bias_HR is not None:
             position_BHR += ring.bias_HR.astype(jnp.float32)
         own_BH += position_BHR[..., -1]
@@ -90,7 +93,9 @@ def attend(own: Operands, ring: Ring, slot: Array, rotate: Rotate | None) -> Arr
     weight_BHM = jnp.exp(score_BHM - highest_BH[..., None])
     own_weight_BH = jnp.exp(own_BH - highest_BH)
     total_BH = jnp.sum(weight_BHM, axis=-1) + own_weight_BH
-    o_BHA = product("BHM,BHAM->BHA", weight_BHM.astype(v_BHA.dtype), ring.v_BHAM)
+    o_BHA = float32_product(
+        "BHM,BHAM->BHA", weight_BHM.astype(v_BHA.dtype), ring.v_BHAM
+    )
     o_BHA += own_weight_BH[..., None] * v_BHA
     return (o_BHA / total_BH[..., None]).astype(v_BHA.dtype)[:, None]
 

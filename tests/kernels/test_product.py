@@ -1,0 +1,132 @@
+"""Products and their gradients agree with float64, whatever form they take."""
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import txl_jax
+from tests.reference import Array
+from tests.support import tiny
+from txl_jax.kernels.product import float32_product, product
+from txl_jax.kernels.sharded import over_streams
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
+from txl_jax.sharding.rules import sharding
+
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+# Each letter has a size of its own, so that no transposed result has the right shape.
+SIZES = {letter: 3 + i for i, letter in enumerate("ABCDEFHJKLMPRTVXYZ")}
+CALL = re.compile(r'(?<![\w.])(?:float32_)?product\(\s*"([A-Z,]+->[A-Z]+)"')
+FEED_FORWARD = ["BLD,DF->BLF", "BLF,FD->BLD", "BLF,DF->BLD", "BLD,DC->BLC"]
+
+
+def find_products() -> list[str]:
+    """Returns the subscripts of all products in the package."""
+    files = Path(txl_jax.__file__).parent.rglob("*.py")
+    found = {x for path in files for x in CALL.findall(path.read_text("utf-8"))}
+    assert len(found) > 20
+    return sorted({*found, *FEED_FORWARD})
+
+
+def make_arrays(subscripts: str, dtype: str, scale: int = 1) -> list[Array]:
+    """Returns both operands and a gradient of the result, exact in the dtype."""
+    rng = np.random.default_rng(0)
+    shapes = [[scale * SIZES[c] for c in x] for x in re.split(",|->", subscripts)]
+    return [np.asarray(rng.normal(size=shape), jnp.dtype(dtype)) for shape in shapes]
+
+
+def differentiate(
+    multiply: Callable[[Array, Array], jax.Array], x: Array, y: Array, grad: Array
+) -> tuple[jax.Array, ...]:
+    """Returns the result and the gradients of both operands."""
+    result, pull = jax.vjp(multiply, x, y)
+    return result, *pull(jnp.asarray(grad).astype(result.dtype))
+
+
+def check(
+    subscripts: str, arrays: Sequence[Array], actual: tuple[jax.Array, ...]
+) -> None:
+    """Compares a result of `differentiate` with float64."""
+    dtype = arrays[0].dtype
+    x, y, grad = (np.asarray(array, np.float64) for array in arrays)
+    a, b, out = re.split(",|->", subscripts)
+    expected = (
+        np.einsum(subscripts, x, y),
+        np.einsum(f"{out},{b}->{a}", grad, y),
+        np.einsum(f"{out},{a}->{b}", grad, x),
+    )
+    assert [array.dtype for array in actual[1:]] == [dtype, dtype]
+    tolerance = tiny.FLOAT32 if dtype == np.float32 else tiny.BFLOAT16
+    for one, other in zip(actual, expected, strict=True):
+        tiny.assert_close(np.asarray(one, np.float64), other, tolerance)
+
+
+@pytest.mark.parametrize("subscripts", find_products())
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.exact_bits)]
+)
+def test_products_and_gradients_agree_with_float64(subscripts: str, dtype: str) -> None:
+    def run(*arrays: Array) -> list[tuple[jax.Array, ...]]:
+        functions = (
+            functools.partial(x, subscripts) for x in (product, float32_product)
+        )
+        return [differentiate(multiply, *arrays) for multiply in functions]
+
+    arrays = make_arrays(subscripts, dtype)
+    rounded, exact = jax.jit(run)(*arrays)
+    assert (rounded[0].dtype, exact[0].dtype) == (dtype, jnp.float32)
+    check(subscripts, arrays, rounded)
+    check(subscripts, arrays, exact)
+
+
+@DTYPES
+@pytest.mark.parametrize("subscripts", ["BLD,HAD->BLHA", "HBLA,HZA->HBLZ"])
+def test_vmap_and_checkpoint_agree_with_float64(subscripts: str, dtype: str) -> None:
+    arrays = make_arrays(subscripts, dtype)
+    multiply = jax.checkpoint(functools.partial(product, subscripts))
+    run = jax.jit(jax.vmap(functools.partial(differentiate, multiply), (0, None, 0)))
+    x, y, grad = arrays
+    results = run(np.stack([x, -x]), y, np.stack([grad, -grad]))
+    check(subscripts, arrays, tuple(array[0] for array in results))
+
+
+@DTYPES
+@pytest.mark.parametrize("subscripts", ["BLD,HAD->BLHA", "HBLA,HBKA->HBLK"])
+def test_products_on_several_devices_agree_with_float64(
+    subscripts: str, dtype: str
+) -> None:
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
+    arrays = make_arrays(subscripts, dtype, scale=4)
+    names = re.split(",|->", subscripts)
+    placed = [
+        jax.device_put(*each)
+        for each in zip(arrays, (sharding(mesh, x) for x in names), strict=True)
+    ]
+    run = functools.partial(differentiate, functools.partial(product, subscripts))
+    actual = jax.jit(run)(*placed)
+    assert actual[0].sharding.is_equivalent_to(sharding(mesh, names[2]), len(names[2]))
+    check(subscripts, arrays, actual)
+
+
+@DTYPES
+def test_products_within_a_shard_agree_with_float64(dtype: str) -> None:
+    """Each device multiplies its own streams: nothing is left to split."""
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, model=2))
+    arrays = make_arrays("BLD,HAD->BLHA", dtype, scale=4)
+
+    def local(y: jax.Array, x: jax.Array) -> jax.Array:
+        return product("BLD,HAD->BLHA", x, y)
+
+    def multiply(x: Any, y: Any) -> jax.Array:
+        return over_streams(local, y, x)
+
+    run = jax.jit(functools.partial(differentiate, multiply))
+    actual = run(*(jax.device_put(x, sharding(mesh, "B")) for x in arrays))
+    check("BLD,HAD->BLHA", arrays, actual)

@@ -1,0 +1,89 @@
+"""Matrix products as einsums of two arrays, each of whose letters occurs twice.
+
+XLA:CPU multiplies bfloat16 fast (with AMX, or AVX-512's bfloat16) if the result is
+float32, the left operand has the contracted dimensions last, and no layout is
+transposed. On a CPU, products of bfloat16 and their gradients get this form.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from txl_jax.kernels.sharded import split_mesh, target_device
+
+Pair = tuple[Array, Array]
+
+
+def product(subscripts: str, x: Array, y: Array) -> Array:
+    """Returns an einsum in the operands' dtype."""
+    if is_fast(x, y):
+        return fast_product(subscripts, x, y).astype(x.dtype)
+    return jnp.einsum(subscripts, x, y)
+
+
+def float32_product(subscripts: str, x: Array, y: Array) -> Array:
+    """Returns an einsum accumulated in float32."""
+    if is_fast(x, y):
+        return fast_product(subscripts, x, y)
+    return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
+
+
+def is_fast(x: Array, y: Array) -> bool:
+    """Returns whether both are bfloat16 on one CPU device.
+
+    The compiler cannot split an array whose layout is fixed over devices.
+    """
+    is_split = split_mesh(x) or split_mesh(y)
+    is_short = x.dtype == y.dtype == jnp.bfloat16
+    return is_short and not is_split and target_device().platform == "cpu"
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # layouts need tracing
+def fast_product(subscripts: str, x: Array, y: Array) -> Array:
+    """Returns the einsum in float32; its gradients have the operands' dtype."""
+    a, b, out = re.split(",|->", subscripts)
+    shared = {*a} & {*b}
+    batch = [c for c in out if c in shared]
+    inner = [c for c in a if c in shared and c not in out]
+
+    def order(names: str, last: list[str]) -> str:
+        return "".join([*batch, *(c for c in names if c not in shared), *last])
+
+    # If one operand must be transposed, it is the smaller one.
+    if a != order(a, inner) and (b == order(b, inner) or x.size > y.size):
+        a, b, x, y = b, a, y, x
+    left = order(a, inner)
+    x, y = pin(jnp.einsum(f"{a}->{left}", x)), pin(y)
+    dims = axes(left, b, inner), axes(left, b, batch)
+    result = jax.lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)
+    return jnp.einsum(f"{order(a + b, [])}->{out}", pin(result))
+
+
+def axes(left: str, right: str, letters: list[str]) -> tuple[list[int], list[int]]:
+    """Returns the axes of these letters in both operands."""
+    return [left.index(c) for c in letters], [right.index(c) for c in letters]
+
+
+def pin(x: Array) -> Array:
+    """Returns x in the layout of its dimensions.
+
+    Otherwise XLA:CPU folds a transpose into the product, which then runs in float32 or,
+    with a transposed result, fails: "Unsupported element type".
+    """
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+def _backward(subscripts: str, saved: Pair, grad: Array) -> Pair:
+    (x, y), grad = saved, grad.astype(saved[0].dtype)
+    a, b, out = re.split(",|->", subscripts)
+    grad_x = fast_product(f"{out},{b}->{a}", grad, y)
+    grad_y = fast_product(f"{out},{a}->{b}", grad, x)
+    return grad_x.astype(x.dtype), grad_y.astype(y.dtype)
+
+
+fast_product.defvjp(lambda s, x, y: (fast_product(s, x, y), (x, y)), _backward)
