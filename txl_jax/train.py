@@ -197,6 +197,7 @@ class Run:
         B, L = train.batch_size, train.ext_len + train.tgt_len
         G = train.gradient_segments
         flops = needed_flops(config.model, B, L, training=True, together=G)
+        peak = peak_flops(config.model.compute_dtype)
         events = enter(Events(folder, step))
         self.bar = enter(Progress("train", train.num_steps, step, unit=""))
         self.trace = enter(Trace(config.run.profile_from, step, folder / "profile"))
@@ -206,7 +207,7 @@ class Run:
             num_steps=train.num_steps,
             every=train.log_every,
             send=(events.scalars, send_line),
-            ideal_seconds=train.segments_per_update * flops / peak_flops(),
+            ideal_seconds=train.segments_per_update * flops / peak,
             has_validation=step > 0 and self.checkpoints.has_validation(step),
         )
         self.log = enter(log)

@@ -18,6 +18,7 @@ def test_peaks_are_those_of_data_sheets(device_kind: str, teraflops: float) -> N
 def test_the_devices_of_a_cpu_share_one_measured_peak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    measured = peak.measured_peak()
-    monkeypatch.setattr(peak, "measured_peak", lambda: measured)
-    assert peak.peak_flops() == measured > 1e9
+    measured = {dtype: peak.measured_peak(dtype) for dtype in ("float32", "bfloat16")}
+    monkeypatch.setattr(peak, "measured_peak", measured.get)
+    for dtype, flops in measured.items():
+        assert peak.peak_flops(dtype) == flops > 1e9

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import re
 import time
 import timeit
@@ -11,7 +12,9 @@ from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from txl_jax.kernels.product import float32_product
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json
 
@@ -104,14 +107,14 @@ CPU_SIZE, SIZE = 1024, 8192
 REPEATS = 6  # the first one compiles
 
 
-def peak_flops() -> float:
-    """Returns the peak FLOP/s of all devices, measured if it is not known."""
+def peak_flops(dtype: DTypeLike) -> float:
+    """Returns the peak FLOP/s of all devices, measured in the dtype if not known."""
     device = jax.local_devices()[0]
     if peak := known_peak(device.device_kind):
         return peak * jax.device_count()
     # The CPU devices of a process share its cores.
     count = jax.process_count() if device.platform == "cpu" else jax.device_count()
-    return measured_peak() * count
+    return measured_peak(dtype) * count
 
 
 def known_peak(device_kind: str) -> float:
@@ -120,12 +123,12 @@ def known_peak(device_kind: str) -> float:
     return PEAK_FLOPS[max(names, key=len)] if names else 0.0
 
 
-def measured_peak() -> float:
-    """Returns the FLOP/s of a float32 matrix product, the best of a few."""
+def measured_peak(dtype: DTypeLike) -> float:
+    """Returns the FLOP/s of a product of square matrices, the best of a few."""
     device = jax.local_devices()[0]
     size = CPU_SIZE if device.platform == "cpu" else SIZE
-    x = jax.device_put(jnp.ones((size, size)), device)
-    multiply = jax.jit(jnp.matmul)
+    x = jax.device_put(jnp.ones((size, size), dtype), device)
+    multiply = jax.jit(functools.partial(float32_product, "BD,FD->BF"))
     seconds = timeit.repeat(
         lambda: multiply(x, x).block_until_ready(), number=1, repeat=REPEATS
     )
