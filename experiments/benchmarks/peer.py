@@ -106,6 +106,7 @@ class Model:
             )
             self.model = TransfoXLLMHeadModel(peer_config).eval()
         self.torch = torch
+        self.is_short = config.dtype == "bfloat16"  # in training
         self.memory: Any = None
         self.token = torch.zeros(1, 1, dtype=torch.long)
 
@@ -157,9 +158,10 @@ class Model:
         torch = self.torch
         tokens = self._place(tokens_BL)
         self.optimizer.zero_grad()
-        result = self.model(tokens, mems=self.memory, labels=tokens)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.is_short):
+            result = self.model(tokens, mems=self.memory, labels=tokens)
+            loss = result.losses.mean()
         self.memory = result.mems
-        loss = result.losses.mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()

@@ -4,7 +4,9 @@
     python -m experiments.benchmarks.step --models=small --gradient_segments 1 2 4 8
     python -m experiments.benchmarks.step --models=small --fast_weights
 
-Updates use Adam with clipping and dropout 0.1. There are two models: `small` has 6
+Updates use Adam with clipping and dropout 0.1. Both sides train in float32 and in
+bfloat16, for the peer by PyTorch's autocast; the ratio compares the faster ones. There
+are two models: `small` has 6
 layers of 256 and reads 8 streams of 128 bytes; `wikitext` is the paper's standard model
 for WikiText-103 with its adaptive softmax over 267,735 words and reads 4 streams of
 150. Words follow Zipf's law, because the cost of an adaptive softmax depends on their
@@ -18,6 +20,7 @@ are compared by the number of segments that their gradients cross, and with
 import argparse
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,25 +38,47 @@ JOBS = {
 def train(args: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, Any]:
     """Times the updates of one model."""
     job = make_job(args, name)
-    config = job.config
-    ours = Step(job)
-    compiled = ours.compile()
-    programs = {"ours": quiet.times(args.updates, ours.update)}
-    if peer.is_available():
-        other = peer.Peer(config)
-        other.call("make_optimizer", OPTIM.lr, OPTIM.clip)
-        tokens_BL = job.text()[:-1].reshape(job.batch_size, job.tgt_len)
-        update = functools.partial(other.call, "train", tokens_BL)
-        programs["peer"] = quiet.times(args.updates, update)
+    tokens_BL = job.text()[:-1].reshape(job.batch_size, job.tgt_len)
+    updates: dict[str, Callable[[], Any]] = {}
+    describe: dict[str, Callable[[], dict[str, Any]]] = {}
+    for dtype in ("float32", "bfloat16"):
+        config = dataclasses.replace(job.config, dtype=dtype)
+        ours = Step(dataclasses.replace(job, config=config))
+        ours.compile()
+        updates[f"ours, {dtype}"] = ours.update
+        describe[f"ours, {dtype}"] = functools.partial(describe_ours, ours)
+        if peer.is_available():
+            other = peer.Peer(config)
+            other.call("make_optimizer", OPTIM.lr, OPTIM.clip)
+            updates[f"peer, {dtype}"] = functools.partial(
+                other.call, "train", tokens_BL
+            )
+            describe[f"peer, {dtype}"] = functools.partial(describe_peer, other)
+    programs = {side: quiet.times(args.updates, call) for side, call in updates.items()}
     timings = quiet.alternate(programs, args.repeats, watch)
-    described = compiled.describe()
-    gradient = 4 * sum(leaf.size for leaf in jax.tree.leaves(ours.state.params))
+    more = {side: call() for side, call in describe.items()}
+    result = record.case(name, args.updates * job.tokens, timings, **more)
+    if peer.is_available():
+        ours_seconds, peer_seconds = (
+            min(timings[f"{side}, {dtype}"].median for dtype in ("float32", "bfloat16"))
+            for side in ("ours", "peer")
+        )
+        result["ratio"] = round(peer_seconds / ours_seconds, 3)
+    return result
+
+
+def describe_ours(step: Step) -> dict[str, Any]:
+    """Returns the compiled step's costs."""
+    described = step.compiled.describe()
+    gradient = 4 * sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
     temporary = described["temporary_bytes"]
     above = None if temporary is None else temporary - gradient
-    more = {"ours": described | {"bytes_above": above}}
-    if "peer" in timings:
-        more["peer"] = {"bytes_above": other.call("bytes_above")}
-    return record.case(name, args.updates * job.tokens, timings, **more)
+    return described | {"bytes_above": above}
+
+
+def describe_peer(other: peer.Peer) -> dict[str, Any]:
+    """Returns the peer's memory."""
+    return {"bytes_above": other.call("bytes_above")}
 
 
 def cross(args: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, Any]:
