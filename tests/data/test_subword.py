@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.data.test_vocab import streamed
@@ -59,6 +60,46 @@ def test_tokenizer_json_is_read(bpe: SubwordVocab, tmp_path: Path) -> None:
     tokenizer.enable_truncation(2)  # must not cut a line
     tokenizer.save(str(path))
     assert (vocab.read_file(path, WordVocab).encode(TEXT) == bpe.encode(TEXT)).all()
+
+
+def byte_fallback() -> SubwordVocab:
+    """Returns a tokenizer like Llama's: bytes stand for unknown characters."""
+    pieces = ["<unk>", "</s>", *(f"<0x{x:02X}>" for x in range(256)), "▁", "é", "a"]
+    tokens = {piece: token for token, piece in enumerate(pieces)}
+    model = tokenizers.models.BPE(tokens, [], byte_fallback=True)
+    made, parts = tokenizers.Tokenizer(model), tokenizers.decoders
+    replace = tokenizers.normalizers.Replace(" ", "▁")
+    prepend = tokenizers.normalizers.Prepend("▁")
+    made.normalizer = tokenizers.normalizers.Sequence([prepend, replace])
+    steps = parts.Replace("▁", " "), parts.ByteFallback(), parts.Fuse()
+    made.decoder = parts.Sequence([*steps, parts.Strip(" ", 1, 0)])
+    return SubwordVocab(made.to_str())
+
+
+@pytest.mark.parametrize("text", ["a 東京東京 é \ufffd\ufffd\ufffd 😀", "a\ufffd"])
+@pytest.mark.parametrize("fallback", [False, True])
+def test_tokens_of_bytes_spell_the_text(
+    bpe: SubwordVocab, fallback: bool, text: str
+) -> None:
+    made = byte_fallback() if fallback else bpe
+    tokens_T = made.encode(text)
+    assert made.decode(tokens_T) == text
+    spelled = vocab.spell(made.decode, tokens_T)
+    assert "".join(spelled) == text
+    assert "".join(vocab.spell(made.decode, tokens_T, 9)) == "".join(spelled[9:])
+    half_T = made.encode("a😀")[:-1]
+    assert (made.decode(half_T), made.decode(half_T, False)) == ("a\ufffd", "a")
+
+
+def test_decoding_agrees_with_the_library(bpe: SubwordVocab) -> None:
+    library = tokenizers.Tokenizer.from_str(bpe.tokenizer.to_str())
+    library.add_special_tokens(["<｜é end｜>"])
+    made = SubwordVocab(library.to_str())
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        tokens_T = rng.integers(0, len(made), 20)
+        tokens = tokens_T[tokens_T != made.line_end].tolist()
+        assert made.decode(tokens) == library.decode(tokens, skip_special_tokens=False)
 
 
 def word_level(*words: str) -> str:

@@ -184,6 +184,8 @@ TEXT = "naïve 😀\n\nthe cat\n"
 
 
 LOWER = WordVocab(["<eos>", "\u2028x", "é"], Lines(lower_case=True))
+# Characters of the text, not signs of incomplete ones.
+SIGNS = "a " + "\ufffd" * 20 + " \ufffd\n\ufffd\ufffd"
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,10 @@ LOWER = WordVocab(["<eos>", "\u2028x", "é"], Lines(lower_case=True))
         (WORDS, "the cat\n\nthe <unk> cat\n" * 5),
         (MARKED, "the cat\n\ncat the\n" * 5),
         (LOWER, "é\né é\n"),
+        (ByteVocab(), SIGNS),
+        (CharVocab("a\ufffd \n"), SIGNS),
+        (CharVocab("a\xef\xbf\xbd \n", of_bytes=True), SIGNS),
+        (WordVocab(["<eos>", *SIGNS.split()]), SIGNS),
     ],
     ids=lambda x: getattr(x, "kind", ""),
 )
@@ -217,6 +223,9 @@ def test_a_character_comes_with_its_last_byte_and_a_word_with_its_space() -> Non
     expected = ["a", "", "é", "", "", "", "😀", "b"]
     assert vocab.spell(ByteVocab().decode, tokens_T) == expected
     assert vocab.spell(ByteVocab().decode, tokens_T[:0]) == []
+    broken_T = np.frombuffer(b"\xe2\x82a\xff\xc3", np.uint8)
+    expected = ["", "", "\ufffda", "\ufffd", ""]
+    assert vocab.spell(ByteVocab().decode, broken_T) == expected
     tokens_T = WORDS.encode("the cat\ncat")
     assert vocab.spell(WORDS.decode, tokens_T) == ["the", " cat", "\n", "cat"]
     assert vocab.spell(WORDS.decode, tokens_T, before=1) == [" cat", "\n", "cat"]

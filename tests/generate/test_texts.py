@@ -3,6 +3,7 @@
 Dims: T tokens of prompt and continuation.
 """
 
+import codecs
 import io
 import os
 import select
@@ -129,7 +130,7 @@ def test_a_sample_appears_on_a_terminal_as_it_is_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A character appears with its last byte, even if another fetch has the first."""
-    data, seen = "na\u00efve \u20ac3 \U0001f600\n".encode(), b""
+    data, seen = "na\u00efve \u20ac3 \ufffd\ufffd \U0001f600\n".encode(), b""
     reader, writer = os.openpty()
 
     def stream(*_: object) -> Iterator[Drawn]:
@@ -156,10 +157,14 @@ def test_a_sample_appears_on_a_terminal_as_it_is_drawn(
 
 def test_text_grows_as_it_is_decoded() -> None:
     """Characters may be cut between two parts, and bytes may be no text."""
-    data = "a€😀".encode() + b"\xff\x80b" + "é".encode()[:1]
+    data = "a€😀\ufffd".encode() + b"\xff\x80b" + "é".encode()[:1]
     sample = Sample(ByteVocab(), np.array([*data[:2]]), 3)
     assert sample.prompt == "a\ufffd"
     for byte in data[2:]:
         sample.add(np.array([byte]), np.zeros(1))
-        read = bytes(sample.tokens).decode("utf-8", errors="replace")
-        assert sample.text == read.rstrip("\ufffd")
+        assert sample.text == codecs.utf_8_decode(bytes(sample.tokens), "replace")[0]
+    sign = ByteVocab().encode("a\ufffd")
+    sample = Sample(ByteVocab(), sign, 3, stop="\ufffd")
+    assert sample.text == "a\ufffd"
+    sample.add(np.append(ByteVocab().encode("b"), sign), np.zeros(5))
+    assert sample.text == "a\ufffdba"

@@ -41,7 +41,7 @@ def make_maps(terms: str = "abcd", N: int = N, H: int = H) -> Maps:
     )
 
 
-def decode(tokens: Any) -> str:
+def decode(tokens: Any, final: bool = True) -> str:
     return "".join(SYMBOLS[token] for token in np.asarray(tokens).tolist())
 
 

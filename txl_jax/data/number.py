@@ -56,7 +56,7 @@ class NumberVocab:
             )
         return numbers.astype(self.dtype)
 
-    def decode(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[int], final: bool = True) -> str:
         """Returns the numbers as text."""
         return " ".join(map(str, np.asarray(tokens).tolist()))
 

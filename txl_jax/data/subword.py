@@ -3,6 +3,7 @@
 `tokenizers` is the extra `subword`, and is imported only for such a vocabulary.
 """
 
+import codecs
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
@@ -34,6 +35,19 @@ def _library() -> Any:  # the library has no types
     return tokenizers
 
 
+def _bytes_of(names: Iterable[str], decoder: str) -> dict[str, bytes]:
+    """Returns the bytes of tokens by name; empty if a decoder joins no bytes."""
+    if "ByteFallback" in decoder:
+        return {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
+    if "ByteLevel" not in decoder:
+        return {}
+    # Letters above U+00FF stand for the bytes that are not printable, in order.
+    letters = sorted(_library().pre_tokenizers.ByteLevel.alphabet())
+    ordered = sorted(range(256), key=lambda byte: chr(byte) not in letters)
+    byte_of = dict(zip(letters, ordered, strict=True))
+    return {x: bytes(byte_of[y] for y in x) for x in names if {*x} <= byte_of.keys()}
+
+
 class SubwordVocab:
     """A tokenizer applied to each line, followed by a token for its end.
 
@@ -48,9 +62,13 @@ class SubwordVocab:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         # Token numbers may have gaps.
-        self.size = max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        tokens = self.tokenizer.get_vocab(with_added_tokens=True)
+        self.size = max(tokens.values()) + 1
         self.dtype = token_dtype(self.size)  # in token files
-        name = self.to_json()["tokenizer"]["model"].get("unk_token")
+        parts = self.to_json()["tokenizer"]
+        self.decoder = str(parts["decoder"])
+        self.bytes_of = _bytes_of(tokens, self.decoder)
+        name = parts["model"].get("unk_token")
         self.unknown = self._first_token([name] if isinstance(name, str) else [])
         ids = self._encode_lines(["\n"])[0]
         exact = len(ids) == 1 and self._decode_line(ids) == "\n"
@@ -102,8 +120,14 @@ class SubwordVocab:
         batch = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
-    def _decode_line(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+    def _decode_line(self, tokens: list[int], final: bool = True) -> str:
+        if not self.bytes_of:
+            return self.tokenizer.decode(tokens, skip_special_tokens=False)
+        names = [self.tokenizer.id_to_token(token) or "" for token in tokens]
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        parts = [decode(self.bytes_of.get(name, name.encode())) for name in names]
+        join = "".join if "ByteLevel" in self.decoder else self.tokenizer.decoder.decode
+        return join([*parts, decode(b"", final)])
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the tokens of a text."""
@@ -115,7 +139,7 @@ class SubwordVocab:
         """Yields the tokens of a whole split."""
         yield from map(self.encode, texts.lines(blocks, name))
 
-    def decode(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[int], final: bool = True) -> str:
         """Returns the text of tokens."""
         lines: list[list[int]] = [[]]
         for token in np.asarray(tokens).tolist():
@@ -123,7 +147,8 @@ class SubwordVocab:
                 lines.append([])
             else:
                 lines[-1].append(token)
-        return "\n".join(map(self._decode_line, lines))
+        last = self._decode_line(lines.pop(), final)
+        return "\n".join([*map(self._decode_line, lines), last])
 
     def to_json(self) -> Json:
         """Returns the content of a vocabulary's file: the whole tokenizer."""

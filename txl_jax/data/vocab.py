@@ -1,5 +1,6 @@
 """Vocabularies: text to tokens and back (section 4.1 uses bytes and words)."""
 
+import codecs
 import functools
 import json
 import sys
@@ -24,7 +25,6 @@ from txl_jax.runtime.storage import DAMAGE, Json
 # Number of earlier tokens on which a token's text may depend: a character has at most
 # four bytes, and a word depends on whether it starts a line.
 CONTEXT = 8
-HALF = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete character
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ class CharVocab:
             raise texts.missing(symbol)
         return tokens.astype(self.dtype)
 
-    def decode(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[int], final: bool = True) -> str:
         """Returns the text of tokens; raises IndexError for an unknown token."""
         text = "".join(map(self.symbols.__getitem__, np.asarray(tokens).tolist()))
         if self.of_bytes:
-            return text.encode("latin-1").decode("utf-8", errors="replace")
+            return codecs.utf_8_decode(text.encode("latin-1"), "replace", final)[0]
         return text
 
     def to_json(self) -> Json:
@@ -138,8 +138,11 @@ def code_points(
 
 
 # Every vocabulary has a length, a dtype of its token files, and `unknown`, the token of
-# unknown text or -1. `stream` encodes a whole split from blocks of bytes.
+# unknown text or -1. `stream` encodes a whole split from blocks of bytes. In `decode`,
+# bytes that are not UTF-8 become U+FFFD, which may be a character of the text too, and
+# unless the tokens are `final`, the bytes of an incomplete last character are omitted.
 Vocab = CharVocab | WordVocab | SubwordVocab | NumberVocab
+Decode = Callable[[Iterable[int], bool], str]  # of (tokens, final)
 # Constructors of vocabularies from the results of `to_json`, by kind.
 FROM_JSON: dict[str, Callable[[Json], Vocab]] = {
     "byte": lambda _: ByteVocab(),
@@ -170,9 +173,7 @@ def find_token(vocab: Vocab, text: str) -> int:
     return int(tokens[0])
 
 
-def spell(
-    decode: Callable[[Iterable[int]], str], tokens_T: np.ndarray, before: int = 0
-) -> list[str]:
+def spell(decode: Decode, tokens_T: np.ndarray, before: int = 0) -> list[str]:
     """Returns the text that each token adds to the tokens before it.
 
     The concatenated results are the text, if that is valid UTF-8. All but the last byte
@@ -181,8 +182,8 @@ def spell(
     texts = []
     for at in range(before, len(tokens_T)):
         begin = max(at - CONTEXT, 0)
-        shorter = decode(tokens_T[begin:at]).rstrip(HALF)
-        longer = decode(tokens_T[begin : at + 1]).rstrip(HALF)
+        shorter = decode(tokens_T[begin:at], False)
+        longer = decode(tokens_T[begin : at + 1], False)
         texts.append(longer[len(shorter) :])
     return texts
 

@@ -123,7 +123,7 @@ class WordVocab:
         """Returns the tokens of words; raises UserError if one has no token."""
         return np.fromiter(map(self._ids.__getitem__, words), self.dtype, len(words))
 
-    def decode(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[int], final: bool = True) -> str:
         """Returns the words, separated by spaces and newlines."""
         parts: list[str] = []
         start = True

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.data.files import read_blocks, read_stdin, text_files
-from txl_jax.data.vocab import CONTEXT, HALF, Vocab, report_unknown, spell
+from txl_jax.data.vocab import CONTEXT, Vocab, report_unknown, spell
 from txl_jax.errors import UserError, prefixed
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.generate.sampler import READING, Reading, Sampler
@@ -36,7 +36,7 @@ class Sample:
         self.token_nlls: list[float] = []  # in nats, in the model's own distribution
         self.prompt = self.decode(self.tokens)
         # Prompt and continuation. The next byte may complete a character.
-        self.text = self.prompt.rstrip(HALF)
+        self.text = self.decode(self.tokens, False)
         self.start, self.ended = len(self.text), False
 
     def add(self, tokens_T: np.ndarray, nll_T: np.ndarray) -> None:

@@ -38,7 +38,7 @@ from matplotlib.ticker import MaxNLocator
 
 from txl_jax.data.streams import Streams
 from txl_jax.data.tokens import prepare
-from txl_jax.data.vocab import CONTEXT, spell
+from txl_jax.data.vocab import CONTEXT, Decode, spell
 from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.reader import Reader
@@ -354,7 +354,7 @@ def make_page(
 def write_page(
     maps: Maps,
     tokens: np.ndarray,
-    decode: Callable[[Iterable[int]], str],
+    decode: Decode,
     folder: Path,
     title: str,
 ) -> dict[str, str]:

@@ -74,7 +74,7 @@ def fit_prompt(config: Config, vocab: Vocab, train_tokens: np.ndarray) -> Config
     with contextlib.suppress(UserError):
         if prompt.startswith("@") or vocab.encode(prompt) is not None:
             return config
-    text = vocab.decode(train_tokens[:LONGEST_PROMPT])
+    text = vocab.decode(train_tokens[:LONGEST_PROMPT], False)
     lines = (x for x in text.splitlines() if x.strip() and x[0] != "@")
     line = next(lines, default_prompt(vocab))
     say(
