@@ -1,5 +1,6 @@
 """Corpora of integers: read from every format, prepared, trained, scored, generated."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +111,14 @@ def test_a_model_of_numbers_is_trained_scored_and_sampled(tmp_path: Path) -> Non
     run = f"--workdir={tmp_path / 'run'}"
     changes = {
         **{"data.corpus": "tokens", "train.num_steps": 80, "optim.lr": 3e-2},
-        **{"generate.prompt": "0 3", "generate.num_tokens": 6},
+        **{"generate.prompt": "0 3", "generate.num_tokens": 99},
         **{"generate.temperature": 0.0, "eval.baselines": False},
     }
     flags = (f"--config.{name}={value}" for name, value in changes.items())
     trained = command(f"--config={tmp_path / 'tiny.py'}", run, *flags)
     assert trained.result["nll"] < 0.5 and "word_ppl" not in trained.result
     assert "bits per token, perplexity" in trained.err
+    assert re.search(r"a sample:\n0 3 6 9 [0-9 ]{180,} \[...\]\n", trained.err)
 
     np.save(tmp_path / "more.npy", cycle[:50])
     scored = command("score", run, f"--path={tmp_path / 'more.npy'}").result
@@ -124,7 +126,7 @@ def test_a_model_of_numbers_is_trained_scored_and_sampled(tmp_path: Path) -> Non
     assert scored["nll"] < 0.5
 
     target = tmp_path / "sample.npy"
-    sampled = command("generate", run, f"--output={target}")
+    sampled = command("generate", run, "--num_tokens=6", f"--output={target}")
     assert sampled.result["text"] == "0 3 6 9 12 15 18 21"
     np.testing.assert_array_equal(np.load(target), cycle[:8])
     np.savetxt(tmp_path / "prompts.txt", cycle[:6].reshape(2, 3), "%d")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,7 +156,8 @@ def evaluate_best(workdir: Path, run: TrainedRun) -> Json:
         text = tokens.split(config.eval.split)
         baselines_bpc = baselines.measure(tokens.split("train"), text)
         result["baselines_bpc"] = baselines_bpc
-    say(f"a sample:\n{sample}\n")
+    first = textwrap.shorten(sample, 200) if tokens.vocab.kind == "number" else sample
+    say(f"a sample:\n{first}\n")
     ranking = {"this model": result["bpc"], **baselines_bpc}
     for name, bits in sorted(ranking.items(), key=lambda row: row[1]):
         say(f"{name:>12}: {bits:.3f} bits per token on {config.eval.split}")
