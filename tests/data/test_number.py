@@ -129,11 +129,17 @@ def test_a_model_of_numbers_is_trained_scored_and_sampled(tmp_path: Path) -> Non
     sampled = command("generate", run, "--num_tokens=6", f"--output={target}")
     assert sampled.result["text"] == "0 3 6 9 12 15 18 21"
     np.testing.assert_array_equal(np.load(target), cycle[:8])
+    stopped = command("generate", run, "--stop=2", f"--output={target}").result
+    (sample,) = stopped["sampled"]
+    assert (sample["text"], sample["tokens"]) == ("0 3 6 9 1", 3)
+    np.testing.assert_array_equal(np.load(target), cycle[:5])
     np.savetxt(tmp_path / "prompts.txt", cycle[:6].reshape(2, 3), "%d")
     prompts = f"--prompt=@{tmp_path / 'prompts.txt'}"
     command("generate", run, prompts, "--num_tokens=2", f"--output={target}")
     np.testing.assert_array_equal(np.load(target), [cycle[:5], cycle[3:8]])
 
+    several = command("generate", run, prompts, "--stop=2", f"--output={target}")
+    assert several.status == 2 and "without generate.stop: write JSON" in several.err
     for flag, error in (
         ("--prompt= ", "generate.prompt = ' ' has no token"),
         ("--prompt=300", "the number 300, which is not from 0 to 297"),

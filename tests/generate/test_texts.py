@@ -19,6 +19,7 @@ from tests.support import tiny
 from tests.support.processes import LIMIT_SECONDS
 from tests.support.refusal import refused
 from txl_jax.cli.draw_samples import print_first
+from txl_jax.data.number import NumberVocab
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.generate import texts
@@ -124,6 +125,29 @@ def test_a_sample_ends_before_its_stop() -> None:
     assert settled == "the dog . a cat . i", "all but the possible beginning of a stop"
     longer = grow("the", "is " * 20).settled()
     assert longer == "the", "the prompt is shown, but no part of a longer stop"
+
+
+@pytest.mark.parametrize(
+    "stop, text, tokens, nlls",
+    [
+        ("0", "60 62 11", [110], [1.0]),
+        (" 5", "60 62 110", [110], [1.0]),
+        ("05", "60 62 110 5 1", [110, 5, 105], [1.0, 2.0, 3.0]),
+        (" 1", "60 62", [], []),
+    ],
+)
+def test_a_stop_inside_a_token_cuts_the_text_only(
+    stop: str, text: str, tokens: list[int], nlls: list[float]
+) -> None:
+    sample = Sample(NumberVocab(200), np.array([60, 62]), 3, stop)
+    sample.add(np.array([110]), np.array([1.0]))
+    sample.add(np.array([5, 105, 7]), np.array([2.0, 3.0, 4.0]))
+    assert sample.text == text
+    assert (sample.tokens, sample.token_nlls) == ([60, 62, *tokens], nlls)
+    assert sample.token_texts == [f" {token}" for token in tokens]
+    described = sample.describe(0)
+    assert described["tokens"] == len(tokens)
+    assert described["nll"] == (np.mean(nlls) if nlls else None)
 
 
 def test_a_sample_appears_on_a_terminal_as_it_is_drawn(

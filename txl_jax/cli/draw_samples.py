@@ -64,10 +64,11 @@ def draw_samples(
     else:
         prompts = texts.read_prompts(options, vocab)
     arrays = options.output.endswith(".npy")
-    if arrays and (vocab.kind != NumberVocab.kind or len({*map(len, prompts)}) > 1):
+    lengths = range(len(prompts)) if options.stop else {*map(len, prompts)}
+    if arrays and (vocab.kind != NumberVocab.kind or len(lengths) > 1):
         raise UserError(
-            f"generate.output = {options.output!r} takes numbers that continue prompts "
-            "of one length: write JSON lines to FILE.jsonl"
+            f"generate.output = {options.output!r} takes samples of numbers of one "
+            "length, without generate.stop: write JSON lines to FILE.jsonl"
         )
     most = max(map(len, prompts)) + options.num_tokens
     warn_of_rotations(config, "generate", most)
@@ -84,7 +85,7 @@ def draw_samples(
                 head = f"=== sample {len(samples)} of {len(prompts)}"
                 show(f"{head}, seed {sample.seed}\n{sample.text}\n")
     if arrays and distributed.is_first():
-        rows = [vocab.encode(sample.text) for sample in samples]
+        rows = [np.array(sample.tokens, vocab.dtype) for sample in samples]
         with writing(options.output, "generate.output") as target:
             np.save(target, rows[0] if len(rows) == 1 else np.stack(rows))
     return samples

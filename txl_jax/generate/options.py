@@ -36,7 +36,7 @@ class GenerateConfig:
         "tokens again for each token.",
     )
     stop: str = field(
-        "", help="Text before which a sample ends. Empty ends by length alone."
+        "", help="Text before which a sample's text ends. Empty ends by length alone."
     )
     output: str = field(
         "", help="File of JSON lines, or of numbers (.npy). Empty writes none."

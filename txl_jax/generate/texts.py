@@ -52,9 +52,10 @@ class Sample:
         end = self.text.find(self.stop, self.start) if self.stop else -1
         if end >= 0:
             self.text, self.ended = self.text[:end], True
-            # Tokens of `stop` are not part of the text.
+            # Tokens that begin before `stop` remain; it may cut the text of the last.
             starts = np.cumsum([0, *map(len, self.token_texts)])[:-1]
-            count = int(np.sum(starts < max(end - self.start, 1)))
+            count = int(np.sum(starts < end - self.start))
+            del self.tokens[len(self.tokens) - len(starts) + count :]
             del self.token_texts[count:], self.token_nlls[count:]
 
     def settled(self) -> str:
@@ -72,7 +73,7 @@ class Sample:
             "token_nlls": self.token_nlls,
             "step": step,
             "tokens": len(self.token_nlls),
-            "nll": float(np.mean(self.token_nlls)),
+            "nll": float(np.mean(self.token_nlls)) if self.token_nlls else None,
         }
 
 
