@@ -3,8 +3,10 @@
 The tests read one tiny trained run; `tests/promises/test_bad_inputs.py` has the errors.
 """
 
+import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import os
@@ -25,6 +27,7 @@ from txl_jax.cli import help, modes
 from txl_jax.cli.flags import MODES
 from txl_jax.cli.modes import check_processes
 from txl_jax.evaluate.options import EvalConfig
+from txl_jax.main import main
 from txl_jax.report.log import read_metrics
 from txl_jax.report.provenance import EXACT
 from txl_jax.workdir.staging import locked
@@ -262,6 +265,21 @@ def test_samples_start_with_their_prompt(home: Home) -> None:
     assert done.out.startswith(f"=== sample 1 of 2, seed 5\n{first['text']}\n===")
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert lines == [first, second]
+
+
+def test_a_terminal_gets_no_numbers_of_each_token(home: Home) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    flags = ["--mode=generate", f"--workdir={home.run}", "--num_tokens=3"]
+    for more in ([], [f"--output={home.path / 'terminal.jsonl'}"]):
+        with contextlib.redirect_stdout(Terminal()) as out:
+            assert main([*flags, *more]) == 0
+        (sample,) = json.loads(out.getvalue().splitlines()[-1])["sampled"]
+        assert sample["tokens"] == 3 and sample["nll"] > 0
+        names = {"token_texts", "token_nlls"}
+        assert names & sample.keys() == (names if more else set())
 
 
 def test_a_window_reports_the_part_of_the_prompt_that_it_reads(home: Home) -> None:

@@ -29,6 +29,9 @@ def generate_samples(loaded: Loaded) -> Json:
     settings = dataclasses.asdict(config)
     del settings["prompt" if config.context_tokens else "context_tokens"]  # unused
     sampled = [each.describe(loaded.step) for each in samples]
+    if sys.stdout.isatty() and not config.output:  # they would fill several screens
+        for each in sampled:
+            del each["token_texts"], each["token_nlls"]
     seconds = time.perf_counter() - started
     count, tokens = len(sampled), sum(each["tokens"] for each in sampled)
     say(
