@@ -93,6 +93,7 @@ SAVINGS = {
     "evaluate": "lower eval.streams, eval.mem_len, eval.tgt_len, "
     "eval.segments_per_step or eval.cache_len",
     "speed": "lower eval.streams, eval.tgt_len or the lengths of eval.sweep",
+    "": "choose a smaller model or less data at a time",  # programs in experiments/
 }
 
 

@@ -9,51 +9,21 @@ stderr. `errors` lists the exit statuses. With several processes, only the first
 files and prints.
 """
 
-import os
-import signal
 import sys
 from importlib.metadata import version
 
 import txl_jax
-from txl_jax.errors import BROKEN_PIPE, USER_ERROR, UserError
-from txl_jax.runtime import allocator
-
-# Values of jax's environment variables with which parts of the program fail.
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "jax_enable_x64": (True,),
-    "jax_disable_jit": (True,),
-    "jax_numpy_rank_promotion": ("raise",),
-    "jax_numpy_dtype_promotion": ("strict",),
-    "jax_transfer_guard": ("disallow", "disallow_explicit"),
-}
+from txl_jax.cli import entry
+from txl_jax.errors import USER_ERROR, UserError
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one mode and returns the exit status.
 
-    Without argv it runs as a program, which also connects to the other processes. If
-    the reader of stdout has gone, it ends quietly.
+    Without argv it runs as a program, which also connects to the other processes.
     """
-    if argv is None:
-        allocator.keep_freed()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # also ends C++ code
-        os.environ["MPLBACKEND"] = "agg"  # pictures are files
-        os.environ.setdefault("EPATH_USE_TF", "false")  # TensorFlow's file system
-        if sys.stdout:  # its encoding may lack characters
-            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    try:
-        status, text = run_mode(sys.argv[1:] if argv is None else argv, argv is None)
-    except BrokenPipeError:
-        status, text = BROKEN_PIPE, ""
-    try:
-        print(text, end="", flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes again
-        if isinstance(error, BrokenPipeError):
-            return status or BROKEN_PIPE
-        print(f"txl_jax: stdout: {error.strerror}", file=sys.stderr)
-        return status or USER_ERROR
-    return status
+    args, is_program = sys.argv[1:] if argv is None else argv, argv is None
+    return entry.run(lambda: run_mode(args, is_program), is_program)
 
 
 def run_mode(args: list[str], is_program: bool) -> tuple[int, str]:
@@ -71,7 +41,7 @@ def run_mode(args: list[str], is_program: bool) -> tuple[int, str]:
         command = flags.parse(args)
         if general.print_config:
             return 0, help.resolved(command)
-        import_jax()
+        entry.import_jax()
     except UserError as error:
         print(f"txl_jax: {error}", file=sys.stderr)
         return USER_ERROR, ""
@@ -88,7 +58,7 @@ def versions() -> str:
     lines = [f"txl_jax {txl_jax.__version__}"]
     lines += [f"{name} {version(name)}" for name in ("jax", "jaxlib")]
     try:
-        import_jax()
+        entry.import_jax()
         import jax
 
         from txl_jax.runtime import distributed
@@ -99,19 +69,6 @@ def versions() -> str:
     except UserError as error:
         lines.append(f"devices 0 ({error})")
     return "\n".join(lines) + "\n"
-
-
-def import_jax() -> None:
-    """Imports jax, which takes seconds; raises UserError if the environment forbids."""
-    try:
-        import jax
-    except ValueError as error:
-        raise UserError(
-            f"jax cannot be imported ({error}): correct the environment"
-        ) from error
-    for name, values in UNSUPPORTED.items():
-        if (value := jax.config.values[name]) in values:
-            raise UserError(f"{name.upper()}={value} is not supported: unset it")
 
 
 if __name__ == "__main__":

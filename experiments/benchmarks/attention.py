@@ -10,6 +10,7 @@ Dims: B streams, H heads, L queries, M memory, K = M + L keys, A head.
 
 import argparse
 import re
+import sys
 from typing import Any
 
 import jax
@@ -67,7 +68,7 @@ def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     return {"cases": [attend(args, watch, shape) for shape in shapes]}
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = record.make_parser(__doc__)
     shapes = list(map(read_shape, SHAPES))
     parser.add_argument("--shapes", nargs="+", type=read_shape, default=shapes)
@@ -75,8 +76,8 @@ def main() -> None:
         "--kernels", nargs="+", choices=list(KERNELS), default=["chunked", "xla"]
     )
     parser.add_argument("--dropatt", type=float, default=0.0)
-    record.run("attention", parser.parse_args(), measure)
+    return record.run("attention", parser, measure, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

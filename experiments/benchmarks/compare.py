@@ -6,6 +6,7 @@ Every benchmark loads the machine, so the next one waits until it is quiet again
 benchmark is not measured, its reason goes to stderr and the exit status is 2.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks import quiet, record
+from experiments.figures import program
+from txl_jax.errors import refuse
 
 PROGRAMS = {
     "evaluation": [],
@@ -70,19 +73,8 @@ def table_rows(name: str, result: dict[str, Any]) -> list[str]:
     return rows
 
 
-def main() -> None:
-    parser = record.plain_parser(__doc__)
-    names = list(PROGRAMS)
-    parser.add_argument("--only", nargs="+", choices=names, default=names)
-    parser.add_argument("--repeats", type=int, help="repetitions of each program")
-    parser.add_argument(
-        "--force", action="store_true", help="measure on a loaded machine, too"
-    )
-    parser.add_argument(
-        "--tiny", action="store_true", help="use tiny models, to try the programs"
-    )
-    parser.add_argument("--jsonl", type=Path, help="append the JSON lines to this file")
-    args = parser.parse_args()
+def compare(args: argparse.Namespace) -> None:
+    """Prints the table, and appends the results to a file."""
     flags = [f"--{name}" for name in ("force", "tiny") if getattr(args, name)]
     if args.repeats:
         flags.append(f"--repeats={args.repeats}")
@@ -99,8 +91,23 @@ def main() -> None:
         if args.jsonl:
             with args.jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(result) + "\n")
-    raise SystemExit(2 if refused else 0)
+    refuse(refused, "some benchmarks are not measured, for the reasons above")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = record.plain_parser(__doc__)
+    names = list(PROGRAMS)
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--repeats", type=int, help="repetitions of each program")
+    parser.add_argument(
+        "--force", action="store_true", help="measure on a loaded machine, too"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="use tiny models, to try the programs"
+    )
+    parser.add_argument("--jsonl", type=Path, help="append the JSON lines to this file")
+    return program.run(parser, compare, argv, prints=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

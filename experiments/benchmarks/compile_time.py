@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import functools
 import statistics
+import sys
 from typing import Any
 
 import jax
@@ -52,13 +53,13 @@ def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     return {"cases": [compile_all(args, watch, dropout) for dropout in (0.0, 0.1)]}
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = record.make_parser(__doc__, repeats=3)
     parser.add_argument(
         "--kernels", nargs="+", choices=list(KERNELS), default=["xla", "chunked"]
     )
-    record.run("compile_time", parser.parse_args(), measure)
+    return record.run("compile_time", parser, measure, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,6 +11,7 @@ text: an evaluation, a score, RECL's context of that length, or a generation's p
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,7 @@ def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     return {"peer": peer.describe(), "cases": cases}
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = record.make_parser(__doc__)
     parser.add_argument(
         "--tokens", type=record.positive, default=4000, help="length of the text"
@@ -87,8 +88,8 @@ def main() -> None:
     parser.add_argument(
         "--read", choices=["evaluate", "score", "recl", "prompt"], default="evaluate"
     )
-    record.run("evaluation", parser.parse_args(), measure)
+    return record.run("evaluation", parser, measure, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,16 +10,18 @@ includes waiting for memory.
 
 import argparse
 import dataclasses
-import json
 import os
 import re
 import statistics
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from experiments.benchmarks import hlo, subject, tpu_estimate
+from experiments.figures import program
 from txl_jax.aot import lower
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_reader
@@ -31,11 +33,8 @@ from txl_jax.update.state import abstract_segments, like_params
 L, M = 80, 2100
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kernel", choices=("xla", "tpu"), default="tpu")
-    parser.add_argument("--segments", type=int, default=0)
-    args = parser.parse_args()
+def estimate(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the cycles of a token."""
     schedules = tempfile.mkdtemp()
     os.environ["LIBTPU_INIT_ARGS"] = (
         f"--xla_jf_dump_to={schedules} --xla_jf_dump_llo_text=true"
@@ -70,8 +69,15 @@ def main() -> None:
         ]
         cycles += round(statistics.fmean(heads)) * model.n_head * model.n_layer
     result = {"segments": reader.n_segments, "cycles_per_token": cycles / T}
-    print(json.dumps({"kernel": args.kernel, **result}))
+    return {"kernel": args.kernel, **result}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = program.make_parser(__doc__)
+    parser.add_argument("--kernel", choices=("xla", "tpu"), default="tpu")
+    parser.add_argument("--segments", type=int, default=0)
+    return program.run(parser, estimate, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,6 +11,7 @@ many bytes, measured in turn with both sides. Prints one JSON line.
 
 import argparse
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -82,13 +83,13 @@ def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     return {"peer": peer.describe(), "cases": cases}
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = record.make_parser(__doc__)
     parser.add_argument(
         "--memories", type=record.positive, nargs="+", default=[2100, 512]
     )
-    record.run("generation", parser.parse_args(), measure)
+    return record.run("generation", parser, measure, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

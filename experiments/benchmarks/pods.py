@@ -23,6 +23,7 @@ import jax
 from experiments.benchmarks import record
 from experiments.benchmarks.hlo import HloProgram, collectives
 from experiments.benchmarks.record import Row
+from experiments.figures import program
 from txl_jax.cli import compile_ahead, flags
 
 FOLDER = Path(__file__).parent
@@ -196,12 +197,8 @@ once in an update, the memory, which only the last piece's chip has.
 """
 
 
-def main() -> None:
-    parser = record.plain_parser(__doc__)
-    parser.add_argument("--only", default="", choices=["", *TITLES])
-    parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--compile", default="", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+def fill(args: argparse.Namespace) -> None:
+    """Measures the rows that are missing, or compiles one."""
     if args.compile:
         print(json.dumps(compile_row(args.compile)))
         return
@@ -209,5 +206,13 @@ def main() -> None:
     record.fill(LINES, PAGE, page, rows, measure, args.rows)
 
 
+def main(argv: list[str] | None = None) -> int:
+    parser = record.plain_parser(__doc__)
+    parser.add_argument("--only", default="", choices=["", *TITLES])
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--compile", default="", help=argparse.SUPPRESS)
+    return program.run(parser, fill, argv, prints=True)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

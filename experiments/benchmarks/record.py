@@ -15,8 +15,9 @@ from typing import Any
 import jax
 
 from experiments.benchmarks.quiet import LoadedError, Timing, Watch
+from experiments.figures import program
+from txl_jax.errors import UserError
 from txl_jax.report.provenance import LIBRARIES, git_revision
-from txl_jax.runtime import allocator
 
 Row = dict[str, Any]
 Measure = Callable[[argparse.Namespace, Watch], dict[str, Any]]
@@ -31,9 +32,9 @@ def positive(text: str) -> int:
 
 def plain_parser(description: str | None) -> argparse.ArgumentParser:
     """Returns a parser whose help keeps the lines of the docstring."""
-    return argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = program.make_parser(None)
+    parser.description = description
+    return parser
 
 
 def make_parser(description: str | None, repeats: int = 5) -> argparse.ArgumentParser:
@@ -142,23 +143,30 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def run(name: str, args: argparse.Namespace, measure: Measure) -> None:
-    """Prints the result; exits with status 2 if the machine is loaded."""
-    allocator.keep_freed()  # as `txl_jax.main` does
-    try:
-        watch = Watch(args.force)
-        measured = measure(args, watch)
-    except LoadedError as loaded:
-        print(f"{name}: not measured: {loaded} (--force)", file=sys.stderr)
-        raise SystemExit(2) from None
-    command = ["python", "-m", f"experiments.benchmarks.{name}", *sys.argv[1:]]
-    result = {
-        "benchmark": name,
-        **measured,
-        "tiny": args.tiny,
-        **watch.describe(),
-        "load_average_after": round(os.getloadavg()[0], 2),
-        "command": shlex.join(command),
-        **provenance(),
-    }
-    print(json.dumps(result))
+def run(
+    name: str,
+    parser: argparse.ArgumentParser,
+    measure: Measure,
+    argv: list[str] | None,
+) -> int:
+    """Prints the result; refuses a machine that is loaded."""
+    flags = sys.argv[1:] if argv is None else argv
+    command = ["python", "-m", f"experiments.benchmarks.{name}", *flags]
+
+    def watched(args: argparse.Namespace) -> dict[str, Any]:
+        try:
+            watch = Watch(args.force)
+            measured = measure(args, watch)
+        except LoadedError as loaded:
+            raise UserError(f"{name}: not measured: {loaded} (--force)") from loaded
+        return {
+            "benchmark": name,
+            **measured,
+            "tiny": args.tiny,
+            **watch.describe(),
+            "load_average_after": round(os.getloadavg()[0], 2),
+            "command": shlex.join(command),
+            **provenance(),
+        }
+
+    return program.run(parser, watched, argv)

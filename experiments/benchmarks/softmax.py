@@ -8,6 +8,7 @@ scores of all words, which takes about 8 GB.
 """
 
 import argparse
+import sys
 from typing import Any
 
 import jax
@@ -61,11 +62,11 @@ def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     return {"cases": [case]}
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = record.make_parser(__doc__)
     parser.add_argument("--tokens", type=record.positive, default=2048)
-    record.run("softmax", parser.parse_args(), measure)
+    return record.run("softmax", parser, measure, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -20,6 +20,7 @@ are compared by the number of segments that their gradients cross, and with
 import argparse
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -144,7 +145,7 @@ def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
     return {"peer": peer.describe(), "kernel": args.kernel, "cases": cases}
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = record.make_parser(__doc__)
     parser.add_argument("--kernel", choices=list(KERNELS), default="auto")
     parser.add_argument("--models", nargs="+", choices=list(JOBS), default=list(JOBS))
@@ -154,8 +155,8 @@ def main() -> None:
     compared = parser.add_mutually_exclusive_group()
     compared.add_argument("--gradient_segments", type=record.positive, nargs="+")
     compared.add_argument("--fast_weights", action="store_true")
-    record.run("step", parser.parse_args(), measure)
+    return record.run("step", parser, measure, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

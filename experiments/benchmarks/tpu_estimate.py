@@ -1,7 +1,7 @@
 """The TPU compiler's estimates for the attention kernels, without a TPU.
 
     pip install libtpu
-    python experiments/benchmarks/tpu_estimate.py [--chips=v5e,v5p] [--kernels=xla,tpu]
+    python -m experiments.benchmarks.tpu_estimate [--chips=v5e,v5p] [--kernels=xla,tpu]
         [--shapes=22x8x64x512x512] [--dropout=0.1] [--dtype=bfloat16] [--schedule=0]
         [--position=rotary]
 
@@ -39,6 +39,9 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from experiments.benchmarks import record
+from experiments.figures import program
 
 CHIPS = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x1", "v6e": "v6e:2x4"}
 SHAPES = (
@@ -188,7 +191,8 @@ def run(row: dict[str, Any], schedule: bool) -> dict[str, Any]:
         if dump:
             flags = f"--xla_jf_dump_to={dump} --xla_jf_dump_llo_text=true"
             environment["LIBTPU_INIT_ARGS"] = flags
-        command = [sys.executable, __file__, "--row", json.dumps([row, dump])]
+        command = [sys.executable, "-m", "experiments.benchmarks.tpu_estimate"]
+        command += ["--row", json.dumps([row, dump])]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
@@ -226,20 +230,8 @@ def tabulate(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--chips", default="v5e")
-    parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--kernels", default="xla,tpu")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--position", default="transformer_xl")
-    parser.add_argument("--schedule", type=int, default=1)
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+def estimate(args: argparse.Namespace) -> None:
+    """Prints a row for each program, or their table."""
     if args.row:
         print(json.dumps(measure(*json.loads(args.row))))
         return
@@ -257,5 +249,19 @@ def main() -> None:
         print(tabulate(rows))
 
 
+def main(argv: list[str] | None = None) -> int:
+    parser = record.plain_parser(__doc__)
+    parser.add_argument("--chips", default="v5e")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--kernels", default="xla,tpu")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--position", default="transformer_xl")
+    parser.add_argument("--schedule", type=int, default=1)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    return program.run(parser, estimate, argv, prints=True)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,11 +14,13 @@ have one are not repeated. training.md has the means of all rows. Needs the extr
 Dims: B streams, L segment.
 """
 
+import argparse
 import dataclasses
 import functools
 import itertools
 import logging
 import math
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,16 +31,17 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import peer, record, subject
+from experiments.figures import program
 from txl_jax.convert import huggingface
 from txl_jax.data.options import DataConfig
 from txl_jax.data.streams import Position, Streams
 from txl_jax.data.tokens import Tokens, prepare
+from txl_jax.errors import refuse
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.runtime import allocator
 from txl_jax.sharding.rules import place_segments
 from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
@@ -238,19 +241,11 @@ def format_difference(values: np.ndarray) -> str:
     return f"{values.mean():+.4f}" + (f" ± {error:.4f}" if error else "")
 
 
-def main() -> None:
-    parser = record.plain_parser(__doc__)
-    parser.add_argument("--seeds", type=record.positive, default=40, help="how many")
-    parser.add_argument("--first_seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--data_dir", default="data", help="folder of prepared corpora")
-    parser.add_argument("--out", help="folder of training.jsonl and training.md")
-    parser.add_argument("--tiny", action="store_true", help="try it with 4 updates")
-    args = parser.parse_args()
-    if (library := peer.describe()).startswith("not "):
-        parser.error(f"the peer is {library}")
-    if args.tiny and not args.out:
-        parser.error("--tiny needs --out, so that its rows do not mix with others")
-    allocator.keep_freed()  # as `txl_jax.main` does
+def compare(args: argparse.Namespace) -> None:
+    """Measures the seeds that are missing."""
+    library, is_alone = peer.describe(), args.tiny and not args.out
+    refuse(library.startswith("not "), f"the peer is {library}")
+    refuse(is_alone, "--tiny needs --out, so that its rows do not mix with others")
     folder = Path(args.out) if args.out else LINES.parent
     lines, table = folder / LINES.name, folder / PAGE.name
     warnings.filterwarnings("ignore", module="transformers")
@@ -269,5 +264,15 @@ def main() -> None:
     record.fill(lines, table, page, [{"seed": seed} for seed in seeds], measure)
 
 
+def main(argv: list[str] | None = None) -> int:
+    parser = record.plain_parser(__doc__)
+    parser.add_argument("--seeds", type=record.positive, default=40, help="how many")
+    parser.add_argument("--first_seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--data_dir", default="data", help="folder of prepared corpora")
+    parser.add_argument("--out", help="folder of training.jsonl and training.md")
+    parser.add_argument("--tiny", action="store_true", help="try it with 4 updates")
+    return program.run(parser, compare, argv, prints=True)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.benchmarks import record
+from experiments.figures import program
+from txl_jax.errors import refuse, require_one_of
 from txl_jax.report.log import read_metrics
 from txl_jax.report.provenance import git_revision
 from txl_jax.workdir.folder import METRICS
@@ -153,8 +155,8 @@ def train(workdir: Path, name: str, seed: int, args: argparse.Namespace) -> Done
 
 def tune(workdir: Path, name: str, seed: int, args: argparse.Namespace) -> Done:
     """Returns the options that are best on valid, and the results of train()."""
-    if not workdir.exists():
-        sys.exit(f"{name} evaluates the model of {workdir}: train paper, seed {seed}")
+    line = f"{name} evaluates the model of {workdir}: train paper, seed {seed}"
+    refuse(not workdir.exists(), line)
     options, sweep, values = TUNED[name]
     on_valid, on_test = (500, 500) if args.tiny else (TEXTS[args.text].tuned_on, 0)
     common = ["--mode=evaluate", f"--workdir={workdir}", "--streams=1"]
@@ -218,21 +220,12 @@ def table(title: str, lines: list[dict[str, Any]]) -> str:
     return "\n".join([scored, *record.table(HEAD, cells)]) + "\n"
 
 
-def main() -> None:
-    parser = record.plain_parser(__doc__)
-    parser.add_argument("--text", choices=TEXTS, default="shakespeare", help="its text")
-    parser.add_argument("--field", action="append", default=[], help="of all configs")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each variant")
-    parser.add_argument("--first_seed", type=int, default=1, help="first seed")
-    parser.add_argument("--only", default="", help="names with commas between them")
-    parser.add_argument("--workdir", default="runs/variants", help="folder of the runs")
-    parser.add_argument("--data_dir", default="data", help="folder of prepared text")
-    parser.add_argument("--tiny", action="store_true", help="try it with 4 updates")
-    args = parser.parse_args()
+def compare(args: argparse.Namespace) -> None:
+    """Trains what is missing, and prints the tables."""
     known = *VARIANTS, *TUNED
     names = args.only.split(",") if args.only else list(known)
-    if unknown := set(names) - set(known):
-        parser.error(f"{', '.join(unknown)} is unknown; known: {', '.join(known)}")
+    for name in names:
+        require_one_of(name, known, "--only")
     folder = Path(args.workdir)
     folder.mkdir(parents=True, exist_ok=True)
     target, table = LINES, PAGE
@@ -247,5 +240,18 @@ def main() -> None:
     print(page(record.read_rows(target)))
 
 
+def main(argv: list[str] | None = None) -> int:
+    parser = record.plain_parser(__doc__)
+    parser.add_argument("--text", choices=TEXTS, default="shakespeare", help="its text")
+    parser.add_argument("--field", action="append", default=[], help="of all configs")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each variant")
+    parser.add_argument("--first_seed", type=int, default=1, help="first seed")
+    parser.add_argument("--only", default="", help="names with commas between them")
+    parser.add_argument("--workdir", default="runs/variants", help="folder of the runs")
+    parser.add_argument("--data_dir", default="data", help="folder of prepared text")
+    parser.add_argument("--tiny", action="store_true", help="try it with 4 updates")
+    return program.run(parser, compare, argv, prints=True)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

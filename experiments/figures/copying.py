@@ -27,8 +27,6 @@ import numpy as np
 from jax import Array
 from matplotlib.axes import Axes
 
-from experiments.figures import program
-from experiments.figures.reach import farthest
 from txl_jax import config as configs
 from txl_jax.cli.training_run import trained
 from txl_jax.config import Config
@@ -40,7 +38,11 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.tasks import PATTERN, Copying, Recall
 from txl_jax.report import provenance
 from txl_jax.report.log import say
+from txl_jax.runtime.storage import refusing_damage
 from txl_jax.workdir import load
+
+from . import program
+from .reach import farthest
 
 EXPERIMENT = Path(__file__).parents[1] / "copying.py"
 RESULT = "accuracy.json"
@@ -54,7 +56,8 @@ LENGTH, SYMBOLS = 8, 8  # letters of a pattern, and letters to choose from
 STREAMS = 8  # in the test; each starts cold
 
 
-def read_flags() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the flags."""
     parser = program.make_parser(__doc__)
     delays = [4, 8, 16, 24, 32, 40, 56]
     parser.add_argument("--delays", type=program.count, nargs="+", default=delays)
@@ -71,7 +74,7 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=32, help=text)
     parser.add_argument("--workdir", type=Path, default=Path("runs/figures/copying"))
     parser.add_argument("--data_dir", default="", help="as data.data_dir")
-    return parser.parse_args()
+    return parser
 
 
 def make_task(args: argparse.Namespace, cell: dict[str, int]) -> Copying:
@@ -106,7 +109,8 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
     size = f"batch_size={args.batch_size}-updates={args.updates}"
     folder = args.workdir / f"{kind}-{name}-{size}"
     if (folder / RESULT).exists():
-        return json.loads((folder / RESULT).read_text("utf-8"))
+        with refusing_damage(folder / RESULT):
+            return json.loads((folder / RESULT).read_text("utf-8"))
     say(f"copying: {folder}")
     started = time.perf_counter()
     result: dict[str, Any] = {**cell, **describe(config, task)}
@@ -276,9 +280,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def main() -> int:
-    args = read_flags()
-    return program.run(lambda: measure(args))
+def main(argv: list[str] | None = None) -> int:
+    return program.run(make_parser(), measure, argv)
 
 
 if __name__ == "__main__":

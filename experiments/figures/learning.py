@@ -17,13 +17,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.figures import program
 from txl_jax.config import LOCAL
 from txl_jax.errors import UserError
 from txl_jax.report.log import read_metrics
 from txl_jax.report.plots import empty
 from txl_jax.workdir.claim import read_run
 from txl_jax.workdir.folder import METRICS, RUN
+
+from . import program
 
 PROVENANCE = (
     *("parameters", "git_revision", "versions", "device_kind", "device_count"),
@@ -127,9 +128,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return min(lines, key=lambda line: line["valid_nats"])
 
 
-def main() -> int:
-    args = make_parser().parse_args()
-    return program.run(lambda: measure(args))
+def main(argv: list[str] | None = None) -> int:
+    return program.run(make_parser(), measure, argv)
 
 
 if __name__ == "__main__":

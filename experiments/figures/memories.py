@@ -19,8 +19,6 @@ import matplotlib.figure
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.figures import program
-from experiments.figures.reach import farthest
 from txl_jax import config as configs
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper import memory_table
@@ -28,6 +26,9 @@ from txl_jax.paper.options import KINDS, TASKS
 from txl_jax.paper.table import describe_runs
 from txl_jax.report.log import to_json
 from txl_jax.runtime.storage import refusing_damage, write_atomically
+
+from . import program
+from .reach import farthest
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "experiments/logs/memories.json"
@@ -132,12 +133,13 @@ def mark_reach(axes: Axes, task: str) -> None:
                   ha="center", va="center", rotation=90, color="dimgray")  # fmt: skip
 
 
-def read_flags() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the flags."""
     parser = program.make_parser(__doc__)
     parser.add_argument("--workdirs", type=Path, nargs="+", default=[])
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--picture", type=program.picture, default=PICTURE)
-    return parser.parse_args()
+    return parser
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -159,9 +161,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    args = read_flags()
-    return program.run(lambda: measure(args))
+def main(argv: list[str] | None = None) -> int:
+    return program.run(make_parser(), measure, argv)
 
 
 if __name__ == "__main__":

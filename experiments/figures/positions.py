@@ -22,7 +22,6 @@ import matplotlib.figure
 import numpy as np
 from jax import Array
 
-from experiments.figures import program
 from txl_jax.data import tokens as token_files
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
@@ -31,6 +30,8 @@ from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.positions import sinusoid_RD
 from txl_jax.model.txl import TransformerXL
 from txl_jax.workdir import load
+
+from . import program
 
 DISTANCES = (1, 10, 100, 1000)
 
@@ -138,7 +139,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("--d_model", type=program.count, default=512)
     parser.add_argument(
@@ -148,8 +149,7 @@ def main() -> int:
     parser.add_argument(
         "--picture", type=program.picture, default=Path("similarity.png")
     )
-    args = parser.parse_args()
-    return program.run(lambda: measure(args))
+    return program.run(parser, measure, argv)
 
 
 if __name__ == "__main__":

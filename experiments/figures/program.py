@@ -1,25 +1,30 @@
-"""Runs a figure or a recipe with the error handling of the package."""
+"""Runs the programs in experiments/ as `txl` runs: streams, errors and statuses."""
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from absl import logging
-
-from txl_jax.errors import BadNumbers, Interrupted, UserError
+from txl_jax.cli import entry, modes
+from txl_jax.errors import UserError
 from txl_jax.report.log import to_json
 from txl_jax.runtime import distributed, storage
+
+# Modules of the extra `recipes`; others are packages of the same name.
+RECIPES = "constriction", "miditok", "symusic", "sklearn"
+Measure = Callable[[argparse.Namespace], dict[str, Any] | None]
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
     """Returns a parser whose errors are one line; `doc` is the program's docstring."""
     return argparse.ArgumentParser(
         usage=argparse.SUPPRESS,
-        description=(doc or "").partition("\n")[0],
+        description=(doc or "").partition("\n")[0],  # -OO removes docstrings
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
 
@@ -48,24 +53,50 @@ def picture(text: str) -> Path:
     return Path(text)
 
 
-def run(measure: Callable[[], dict[str, Any]]) -> int:
+def run(
+    parser: argparse.ArgumentParser,
+    measure: Measure,
+    argv: list[str] | None,
+    prints: bool = False,
+) -> int:
     """Prints the result as one line of JSON, and returns the exit status.
 
-    Output of libraries goes to stderr. User errors, interruptions, values that are not
-    finite and unusable files are reported there, in one line.
+    Other output goes to stderr, unless the program `prints` its results itself. Without
+    argv it owns the process, as in `txl_jax.main.main`.
     """
-    logging.set_verbosity(logging.FATAL)  # orbax warns of intended settings
+
+    def work() -> tuple[int, str]:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()) as help:
+                args = parser.parse_args(argv)
+        except SystemExit as end:
+            return int(end.code or 0), help.getvalue()
+        to_stderr = contextlib.redirect_stdout(sys.stderr)
+        with contextlib.nullcontext() if prints else to_stderr:
+            status, result = modes.attempt(
+                lambda: attempt(measure, args) or {}, "", argv is None
+            )
+        return status, f"{to_json(result)}\n" if result else ""
+
+    return entry.run(work, argv is None)
+
+
+def attempt(measure: Measure, args: argparse.Namespace) -> dict[str, Any] | None:
+    """Returns the result; raises UserError for what the machine or the user lacks."""
+    entry.import_jax()  # the modules of a program have imported it: a check
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            result = measure()
-    except (UserError, Interrupted, BadNumbers) as error:
-        return distributed.report(error)
-    except KeyboardInterrupt:
-        return 130  # the status that shells report for this signal
+        return measure(args)
+    except BrokenPipeError:
+        raise
     except storage.errors() as error:
         place = storage.place(error) if isinstance(error, OSError) else None
-        where = place or "the disk or gs://"
+        where = place or "the disk, stdout or gs://"
         reason = getattr(error, "strerror", None) or storage.one_line(error)
-        return distributed.report(UserError(f"cannot use {where}: {reason}"))
-    print(to_json(result))
-    return 0
+        raise UserError(f"cannot use {where}: {reason}") from error
+    except ModuleNotFoundError as error:
+        name = str(error.name).partition(".")[0]
+        package = "'txl_jax[recipes]'" if name in RECIPES else name
+        raise UserError(f"{name} is not installed: pip install {package}") from error
+    except (RuntimeError, AssertionError):
+        distributed.find_devices()  # raises UserError if this is the reason
+        raise

@@ -25,13 +25,14 @@ import numpy as np
 from jax import Array
 from matplotlib.colors import LogNorm
 
-from experiments.figures import program
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.memory.interval import count_keys
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.state import abstract_params
+
+from . import program
 
 
 def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> float:
@@ -174,7 +175,8 @@ def plot(change_NT: np.ndarray, config: ModelConfig, tgt_len: int, path: Path) -
     figure.savefig(path, dpi=100)
 
 
-def read_flags() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the flags."""
     parser = program.make_parser(__doc__)
     parser.add_argument("--n_layer", type=program.count, default=4)
     parser.add_argument(
@@ -186,7 +188,7 @@ def read_flags() -> argparse.Namespace:
         "--seeds", type=program.count, default=2, help="random models and texts"
     )
     parser.add_argument("--picture", type=program.picture, default=Path("reach.png"))
-    return parser.parse_args()
+    return parser
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -218,9 +220,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    args = read_flags()
-    return program.run(lambda: measure(args))
+def main(argv: list[str] | None = None) -> int:
+    return program.run(make_parser(), measure, argv)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from music21 import corpus, meter, stream
+from etils import epy
 
-from experiments.figures import program
+from ..figures import program
+
+with epy.lazy_imports():  # not everyone has it
+    from music21 import corpus, meter, stream
 
 
 def write(folder: Path) -> dict[str, Any]:
     """Writes FOLDER/NUMBER.mid."""
+    pieces = corpus.chorales.Iterator()
     folder.mkdir()
-    for number, piece in enumerate(corpus.chorales.Iterator()):
+    for number, piece in enumerate(pieces):
         bar = piece.parts[0].getElementsByClass("Measure")[0]
         parts = [part.flatten() for part in piece.parts]
         for part in parts:
@@ -30,11 +34,10 @@ def write(folder: Path) -> dict[str, Any]:
     return {"pieces": number + 1}
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("folder", type=Path)
-    args = parser.parse_args()
-    return program.run(lambda: write(args.folder))
+    return program.run(parser, lambda args: write(args.folder), argv)
 
 
 if __name__ == "__main__":

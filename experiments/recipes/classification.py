@@ -18,6 +18,7 @@ Dims: B texts of a batch, T tokens of a text, S segments of L tokens, D model, C
 classes, P texts of a part, X features, N layers.
 """
 
+import argparse
 import ast
 import collections
 import dataclasses
@@ -36,7 +37,6 @@ import optax
 from jax import Array
 
 import txl_jax
-from experiments.figures import program
 from txl_jax.data import files
 from txl_jax.data.streams import OFF
 from txl_jax.errors import BadNumbers, UserError, refuse
@@ -44,6 +44,8 @@ from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.positions import SCHEMES
 from txl_jax.report import provenance
+
+from ..figures import program
 
 PACKAGES = "asyncio", "email", "importlib", "multiprocessing", "unittest", "xml"
 SHORTEST, LONGEST = 200, 400  # characters of a function; longer ones are cut
@@ -358,17 +360,18 @@ def classify(
     }
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("--model", default="shakespeare", help="a name or a workdir")
     parser.add_argument("--path", default="", help="a folder of classes")
     parser.add_argument("--layers", type=int, default=0, help="top layers; 0 = all")
     parser.add_argument("--rate", type=float, default=RATE, help="learning rate")
     parser.add_argument("--seeds", type=program.count, default=3)
-    args = parser.parse_args()
-    return program.run(
-        lambda: classify(args.model, args.path, args.layers, args.rate, args.seeds)
-    )
+
+    def measure(args: argparse.Namespace) -> dict[str, Any]:
+        return classify(args.model, args.path, args.layers, args.rate, args.seeds)
+
+    return program.run(parser, measure, argv)
 
 
 if __name__ == "__main__":

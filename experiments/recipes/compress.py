@@ -16,6 +16,7 @@ Dims: B streams of W bytes (T = W + 1, after a zero, at least a segment), R segm
 read again, Y = B + R, U temperatures, X = 1 + U predictions to mix, C cache entries.
 """
 
+import argparse
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -28,14 +29,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import constriction
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from etils import epy
 from jax import Array
 
-from experiments.figures import program
 from txl_jax.errors import BadNumbers, refuse
 from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
@@ -47,7 +47,7 @@ from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report import provenance
 from txl_jax.report.log import Progress
-from txl_jax.runtime import allocator, programs
+from txl_jax.runtime import programs
 from txl_jax.runtime.programs import Program
 from txl_jax.runtime.storage import refusing_damage, write_atomically
 from txl_jax.sharding.mesh import make_mesh
@@ -56,6 +56,11 @@ from txl_jax.update.optim import clip
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Average, TrainState, init_state
 from txl_jax.update.step import make_train_step
+
+from ..figures import program
+
+with epy.lazy_imports():  # of an extra
+    import constriction
 
 B, R, L, C, V = 2, 10, 32, 2000, 256
 MODEL = ModelConfig(
@@ -73,7 +78,6 @@ FIXED_MODEL, lay_out = fixed_model(MODEL)
 THETAS = 0.15, 0.3, 0.6  # inverse temperatures of the cache
 PRIOR = 0.7, 0.1, 0.1, 0.1  # weights of the model and of each temperature
 SHARE = 0.05  # the part of each weight that returns to the prior after a byte
-FAMILY = constriction.stream.model.Categorical(perfect=False)
 
 
 class Prediction(NamedTuple):
@@ -155,6 +159,7 @@ class Coder:
         refuse(not 0 <= seed < 2**32, f"seed = {seed} must be from 0 to 2**32 - 1")
         backend = jax.default_backend()  # GPUs add in an order that varies
         refuse(backend != "cpu", "compress runs on CPUs only: set JAX_PLATFORMS=cpu")
+        self.family = constriction.stream.model.Categorical(perfect=False)
         self.size, self.W = size, -(-size // B)
         self.text_BT = np.zeros((B, 1 + max(self.W, L)), np.int32)  # starts with 0
         self.random = np.random.default_rng(seed)
@@ -227,7 +232,7 @@ def encode(data: bytes, seed: int) -> bytes:
     byte_BW = np.frombuffer(data + bytes(-len(data) % B), np.uint8).reshape(B, -1)
 
     def code(p_BV: np.ndarray, t: int) -> np.ndarray:
-        encoder.encode(byte_BW[:, t].astype(np.int32), FAMILY, p_BV)
+        encoder.encode(byte_BW[:, t].astype(np.int32), coder.family, p_BV)
         return byte_BW[:, t]
 
     coder.run(code)
@@ -258,7 +263,7 @@ def decode(content: bytes, file: Path) -> bytes:
     refuse(changes, f"{file} can only be decoded where it was encoded: {changes}")
     decoder = constriction.stream.queue.RangeDecoder(body)
     try:
-        data = coder.run(lambda p_BV, _: decoder.decode(FAMILY, p_BV))
+        data = coder.run(lambda p_BV, _: decoder.decode(coder.family, p_BV))
     except AssertionError:  # constriction: no encoder with these predictions wrote it
         data = b""
     is_wrong = hashlib.sha256(data).hexdigest() != sha256
@@ -283,16 +288,18 @@ def convert(direction: str, file: Path, out: Path, seed: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("direction", choices=["encode", "decode"])
     parser.add_argument("file", type=Path)
     parser.add_argument("out", type=program.new_path)
     parser.add_argument("--seed", type=int, default=1, help="of a new file")
-    args = parser.parse_args()
-    allocator.keep_freed()
-    programs.keep()
-    return program.run(lambda: convert(**vars(args)))
+
+    def measure(args: argparse.Namespace) -> dict[str, Any]:
+        programs.keep()
+        return convert(**vars(args))
+
+    return program.run(parser, measure, argv)
 
 
 if __name__ == "__main__":

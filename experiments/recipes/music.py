@@ -23,19 +23,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from miditok import REMI, TokenizerConfig, TokSequence
-from symusic import Score, Track
+from etils import epy
 
 import txl_jax
-from experiments.figures import program
 from txl_jax.errors import UserError, refuse
 from txl_jax.generate.sampler import Reading, Sampler, choose
 from txl_jax.runtime.storage import DAMAGE, write_atomically
 
+from ..figures import program
+
+with epy.lazy_imports():  # of an extra
+    import miditok
+    import symusic
+
 GRID = 12  # positions in a beat: sixteenths and triplets
 END = 1  # miditok's EOS, which the corpus writes after each piece
 SUFFIXES = ".mid", ".midi"
-SETTINGS = TokenizerConfig(
+SETTINGS: dict[str, Any] = dict(
     pitch_range=(0, 127),
     beat_res={(0, 12): GRID},
     special_tokens=["PAD", "EOS"],
@@ -47,20 +51,21 @@ SETTINGS = TokenizerConfig(
 )
 
 
-def load_tokenizer(path: Path, size: int) -> REMI:
+def load_tokenizer(path: Path, size: int) -> "miditok.REMI":
     """Returns the encoding of a corpus; raises UserError if it has another size."""
     with contextlib.suppress(OSError, *DAMAGE):
-        names, tokenizer = json.loads(path.read_bytes())["tokens"], REMI(params=path)
+        names = json.loads(path.read_bytes())["tokens"]
+        tokenizer = miditok.REMI(params=path)
         if names == [*tokenizer.vocab] and len(names) == size:
             return tokenizer
     line = f"{path} is not by this miditok's `music encode`, with {size} tokens"
     raise UserError(f"{line}: run this where you trained, or encode and train again")
 
 
-def read(tokenizer: REMI, path: Path) -> list[int]:
+def read(tokenizer: "miditok.REMI", path: Path) -> list[int]:
     """Returns the tokens of a MIDI file; raises UserError if it has none."""
     try:
-        score = Score.from_midi(path.read_bytes())
+        score = symusic.Score.from_midi(path.read_bytes())
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{path} is not a MIDI file ({error})") from error
     notes = [note for x in score.tracks if not x.is_drum for note in x.notes]
@@ -71,7 +76,7 @@ def read(tokenizer: REMI, path: Path) -> list[int]:
             x.numerator, x.denominator = 2 * x.numerator, 4
         known = (x.numerator, x.denominator) in tokenizer.time_signatures
         refuse(not known, f"{path} has bars of {x.numerator}/{x.denominator}")
-    score.tracks = [Track(notes=sorted(notes, key=lambda note: note.time))]
+    score.tracks = [symusic.Track(notes=sorted(notes, key=lambda note: note.time))]
     # Time signatures move to the next bar; those that are left determine positions.
     score = tokenizer.preprocess_score(score)
     last = score.tracks[0].notes[-1].time
@@ -83,7 +88,8 @@ def encode(folder: Path, out: Path) -> dict[str, Any]:
     """Writes OUT/SPLIT/NUMBER.npy for each piece, and OUT.json, the encoding."""
     settings = Path(f"{out}.json")
     refuse(settings.exists(), f"{settings} exists: remove it, or choose another name")
-    tokenizer, pieces = REMI(SETTINGS), dict[tuple[int, ...], Path]()
+    tokenizer = miditok.REMI(miditok.TokenizerConfig(**SETTINGS))
+    pieces = dict[tuple[int, ...], Path]()
     files = sorted(x for x in folder.rglob("*") if x.suffix.lower() in SUFFIXES)
     for path in files:
         try:
@@ -107,7 +113,7 @@ def encode(folder: Path, out: Path) -> dict[str, Any]:
 class Grammar:
     """The tokens that may follow others. Dims: T tokens of a piece, V vocabulary."""
 
-    def __init__(self, tokenizer: REMI) -> None:
+    def __init__(self, tokenizer: "miditok.REMI") -> None:
         self.type_V, self.value_V = np.array([x.split("_") for x in tokenizer.vocab]).T
         self.first_position = tokenizer.vocab["Position_0"]
         graph = tokenizer.tokens_types_graph
@@ -174,13 +180,13 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
         tokens = tokens[: [*starts, None][min(args.prompt_bars, len(starts))]]
     flags = {"temperature": args.temperature, "num_tokens": 200 * args.bars}
     tokens = extend(loaded, grammar, tokens, args.bars, seed=args.seed, **flags)
-    score = tokenizer.decode([TokSequence(ids=tokens[1:])])
+    score = tokenizer.decode([miditok.TokSequence(ids=tokens[1:])])
     write_atomically(args.out, score.dumps_midi())
     bars, ended = [*grammar.type_V[tokens]].count("Bar"), tokens[-1] == END
     return {"bars": bars, "notes": score.note_num(), "ended": ended}
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("action", choices=("encode", "sample"))
     parser.add_argument("source", type=Path, help="a folder of MIDI files, or a run")
@@ -190,10 +196,13 @@ def main() -> int:
     parser.add_argument("--bars", type=program.count, default=32, help="to sample")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=1.0)
-    args = parser.parse_args()
-    if args.action == "encode":
-        return program.run(lambda: encode(args.source, args.out))
-    return program.run(lambda: sample(args))
+
+    def measure(args: argparse.Namespace) -> dict[str, Any]:
+        return (
+            encode(args.source, args.out) if args.action == "encode" else sample(args)
+        )
+
+    return program.run(parser, measure, argv)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ follows it; `draw` compares continuations of that prompt with the series itself.
 docs/tutorial/sequences.md has the commands between the two.
 """
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import matplotlib.figure
 import numpy as np
 
-from experiments.figures import program
 from txl_jax.errors import UserError
+
+from ..figures import program
 
 LEVELS, LOW, HIGH = 128, 0.2, 1.4  # how many numbers; values of the first and the last
 TRAINED, CONTEXT, AHEAD = 40_000, 256, 240
@@ -73,15 +75,16 @@ def write() -> dict[str, Any]:
     return {"series": "series.npy", "context": "context.txt"}
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("action", choices=("write", "draw"))
     parser.add_argument("--samples", type=Path, default=Path("sample.npy"))
     parser.add_argument("--picture", type=program.picture, default=Path("series.png"))
-    args = parser.parse_args()
-    if args.action == "write":
-        return program.run(write)
-    return program.run(lambda: draw(args.samples, args.picture))
+
+    def measure(args: argparse.Namespace) -> dict[str, Any]:
+        return write() if args.action == "write" else draw(args.samples, args.picture)
+
+    return program.run(parser, measure, argv)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,27 @@ letters in lower case, as in experiments/copying.py. docs/copying.md describes t
 tasks.
 """
 
+import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
-from experiments.figures import program
+from txl_jax.errors import refuse
 from txl_jax.paper.tasks import PATTERN, TEXTS
 
+from ..figures import program
 
-def main() -> int:
+
+def write(args: argparse.Namespace) -> dict[str, Any]:
+    """Writes the texts; raises UserError for too many letters."""
+    most = len(getattr(TEXTS[args.task], "keys", PATTERN))
+    is_wrong = max(args.length, args.symbols) > most
+    refuse(is_wrong, f"--length and --symbols are at most {most}")
+    task = TEXTS[args.task](args.delay, args.length, args.symbols)
+    return {"folder": str(task.write(args.folder))}
+
+
+def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("task", choices=TEXTS)
     parser.add_argument(
@@ -27,12 +40,7 @@ def main() -> int:
     text = f"letters to choose from, at most {most}"
     parser.add_argument("--symbols", type=program.count, default=8, help=text)
     parser.add_argument("--folder", type=Path, default=Path("tasks"))
-    args = parser.parse_args()
-    most = len(getattr(TEXTS[args.task], "keys", PATTERN))
-    if max(args.length, args.symbols) > most:
-        parser.error(f"--length and --symbols are at most {most}")
-    task = TEXTS[args.task](args.delay, args.length, args.symbols)
-    return program.run(lambda: {"folder": str(task.write(args.folder))})
+    return program.run(parser, write, argv)
 
 
 if __name__ == "__main__":

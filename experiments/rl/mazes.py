@@ -9,7 +9,6 @@ nothing and omits the cells that have no result yet.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -19,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.checkpoint import save_restore
-from txl_jax.errors import Interrupted, UserError
+from txl_jax.errors import refuse
 from txl_jax.report import plots
 from txl_jax.report.log import say, to_json
-from txl_jax.runtime import allocator, distributed, programs
-from txl_jax.runtime.storage import Json, write_atomically
+from txl_jax.runtime import programs
+from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
 
+from ..figures import program
 from . import ppo
 
 # The flags of each agent.
@@ -39,8 +38,9 @@ AGENTS: dict[str, dict[str, Any]] = {
 RESULT = "result.json"
 
 
-def read_flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the flags."""
+    parser = program.make_parser(__doc__)
     lengths = [10, 25, 50, 100, 200]
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
@@ -49,7 +49,7 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--workdir", type=Path, default=Path("runs/rl/mazes"))
     parser.add_argument("--finished", action="store_true", help="train nothing")
     parser.add_argument("--stop", action="store_true", help="stop at solved mazes")
-    return parser.parse_args()
+    return parser
 
 
 def make_options(agent: str, length: int, seed: int, updates: int) -> ppo.Options:
@@ -64,12 +64,13 @@ def run_cell(folder: Path, options: ppo.Options) -> Json:
         say(f"mazes: {folder}")
         line = to_json(ppo.train(options, folder))
         write_atomically(path, line)
-    result = json.loads(path.read_text("utf-8"))
     names = "parameters", "steps", "return", "best_return", "solved_after", "provenance"
-    return {
-        **{name: result[name] for name in names},
-        "seconds": sum(result["seconds"].values()),
-    }
+    with refusing_damage(path):
+        result = json.loads(path.read_text("utf-8"))
+        return {
+            **{name: result[name] for name in names},
+            "seconds": sum(result["seconds"].values()),
+        }
 
 
 def plot(cells: list[Json], path: Path) -> None:
@@ -96,42 +97,36 @@ def plot(cells: list[Json], path: Path) -> None:
     plots.save(figure, path)
 
 
-def main() -> int:
-    args = read_flags()
-    allocator.keep_freed()
-    save_restore.mute_orbax()
+def measure(args: argparse.Namespace) -> Json:
+    """Returns the result of all cells; writes it, and the picture."""
+    programs.keep()  # seeds share the compiled update
     cells = []
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            programs.keep()  # seeds share the compiled update
-            for cell in itertools.product(args.lengths, args.agents, args.seeds):
-                length, agent, seed = cell
-                options = make_options(agent, length, seed, args.updates)
-                options = dataclasses.replace(options, stop=args.stop)
-                name = f"{agent}-length={length}-seed={seed}-updates={args.updates}"
-                folder = args.workdir / name.replace(" ", "_")
-                if args.finished and not (folder / RESULT).exists():
-                    continue
-                names = {"agent": agent, "length": length, "seed": seed}
-                cells.append(names | run_cell(folder, options))
-        if not cells:
-            raise UserError(f"{args.workdir} holds no finished cell: omit --finished")
-    except (UserError, Interrupted) as error:
-        return distributed.report(error)
+    for cell in itertools.product(args.lengths, args.agents, args.seeds):
+        length, agent, seed = cell
+        options = make_options(agent, length, seed, args.updates)
+        options = dataclasses.replace(options, stop=args.stop)
+        name = f"{agent}-length={length}-seed={seed}-updates={args.updates}"
+        folder = args.workdir / name.replace(" ", "_")
+        if args.finished and not (folder / RESULT).exists():
+            continue
+        names = {"agent": agent, "length": length, "seed": seed}
+        cells.append(names | run_cell(folder, options))
+    refuse(not cells, f"{args.workdir} holds no finished cell: omit --finished")
     plot(cells, args.workdir / "mazes.png")
-    line = to_json(
-        {
-            "program": "mazes",
-            "updates": args.updates,
-            "lengths": args.lengths,
-            "agents": args.agents,
-            "seeds": args.seeds,
-            "cells": cells,
-        }
-    )
-    (args.workdir / "mazes.json").write_text(line + "\n", "utf-8")
-    print(line)
-    return 0
+    result = {
+        "program": "mazes",
+        "updates": args.updates,
+        "lengths": args.lengths,
+        "agents": args.agents,
+        "seeds": args.seeds,
+        "cells": cells,
+    }
+    (args.workdir / "mazes.json").write_text(to_json(result) + "\n", "utf-8")
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    return program.run(make_parser(), measure, argv)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The flags of a run, each a field."""
 
 import dataclasses
+import math
 
 from txl_jax.errors import UserError
 from txl_jax.fields import at_least, check, field, fraction, one_of, positive
@@ -44,7 +45,11 @@ class Options:
     clip: float = field(0.2, positive, help="Largest change of the probability ratio.")
     entropy: float = field(0.01, help="Weight of the entropy bonus.")
     seed: int = field(1, help="Seed of parameters, environments and actions.")
-    solved: float = field(0.9, help="The return from which the task counts as solved.")
+    solved: float = field(
+        0.9,
+        at_least(-math.inf),
+        help="The return from which the task counts as solved.",
+    )
     stop: bool = field(False, help="Stops once the task is solved.")
     save_every: int = field(50, at_least(1), help="Updates between checkpoints.")
 

@@ -9,7 +9,6 @@ policy, which `load` returns.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import json
@@ -21,18 +20,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from txl_jax.checkpoint import save_restore
-from txl_jax.errors import BadNumbers, Interrupted, UserError
+from txl_jax.errors import BadNumbers, UserError, refuse
 from txl_jax.model.initializers import Params
 from txl_jax.report import plots, provenance
-from txl_jax.report.log import MetricsLog, Progress, read_metrics, to_json
-from txl_jax.runtime import allocator, distributed, preemption
+from txl_jax.report.log import MetricsLog, Progress, read_metrics, spent_seconds
+from txl_jax.runtime import preemption
 from txl_jax.runtime.programs import Program
-from txl_jax.runtime.storage import Json, write_atomically
+from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import abstract, check_streams, letters, shardings
@@ -40,6 +38,7 @@ from txl_jax.update.state import Average, TrainState, Updater
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS
 from txl_jax.workdir.staging import locked
 
+from ..figures import program
 from .agent import Agent, make_agent
 from .environments import ENVIRONMENTS, Environment
 from .learning import SMOOTHED, Record, begin, evaluate, make_update
@@ -65,12 +64,21 @@ def make_player(options: Options) -> tuple[Agent, Environment]:
     return make_agent(options, env.observed, env.actions), env
 
 
-def load(workdir: Path) -> tuple[Agent, Environment, Params]:
+def load(workdir: Path | str) -> tuple[Agent, Environment, Params]:
     """Returns a run's agent and environment, and the parameters of its best policy."""
-    options = Options(**json.loads((workdir / OPTIONS).read_text("utf-8")))
+    workdir = Path(workdir)
+    path = workdir / OPTIONS
+    refuse(not path.exists(), f"{workdir} holds no run of this program")
+    options = read_options(path)
     agent, env = make_player(options)
     like = jax.eval_shape(lambda: agent.init_params(jax.random.key(0)))
     return agent, env, save_restore.restore_params(workdir, "latest", like)[0]
+
+
+def read_options(path: Path) -> Options:
+    """Returns the flags of a run; raises UserError if the file is damaged."""
+    with refusing_damage(path, "give another --workdir"):
+        return Options(**json.loads(path.read_text("utf-8")))
 
 
 def make_updater(options: Options, mesh: Mesh) -> Updater:
@@ -106,8 +114,8 @@ def make_updater(options: Options, mesh: Mesh) -> Updater:
 def claim(workdir: Path, options: Options) -> None:
     """Writes the flags beside the checkpoints; raises UserError if they changed."""
     path, fields = workdir / OPTIONS, dataclasses.asdict(options)
-    before = json.loads(path.read_text("utf-8")) if path.exists() else fields
-    changed = [x for x in fields if x not in MAY_CHANGE and fields[x] != before.get(x)]
+    before = dataclasses.asdict(read_options(path)) if path.exists() else fields
+    changed = [x for x in fields if x not in MAY_CHANGE and fields[x] != before[x]]
     if changed:
         raise UserError(
             f"{workdir} holds a run with other values of {', '.join(changed)}: "
@@ -173,7 +181,7 @@ def train(options: Options, workdir: Path) -> Json:
         "parameters": sum(x.size for x in jax.tree.leaves(state.params)),
         "best_return": play(state.evaluated, key).item(),
         "best_update": state.average.count.item(),
-        **summarize(options, workdir),
+        **summarize(options, workdir, step),
     }
 
 
@@ -189,63 +197,52 @@ def mean_return(updates: list[Json]) -> float:
     return sum(each["returns"] for each in updates) / episodes if episodes else math.nan
 
 
-def summarize(options: Options, workdir: Path) -> Json:
-    """Returns a run's results from its log, and draws its returns."""
+def summarize(options: Options, workdir: Path, updates: int) -> Json:
+    """Returns a run's results from its log, and draws its returns.
+
+    A damaged log lacks lines: `updates` is the number of updates.
+    """
     lines = read_metrics(workdir / METRICS)
-    updates, last = [line["exact"] for line in lines], len(lines)
-    recent = (updates[max(u - SMOOTHED, 0) : u] for u in range(1, last + 1))
+    made = [line["step"] for line in lines]
+    exact, steps = [line["exact"] for line in lines], options.streams * options.steps
+    recent = (exact[max(u - SMOOTHED, 0) : u] for u in range(1, len(exact) + 1))
     means = [*map(mean_return, recent)]
-    steps = np.cumsum([each["tokens"] for each in updates])
     figure = plots.empty(7, 4)
     axes = figure.add_subplot()
-    axes.plot(steps, means)
+    axes.plot([steps * update for update in made], means)
     axes.set(xlabel="steps of all environments", ylabel="return of an episode")
     plots.save(figure, workdir / "return.png")
     return {
         "program": "ppo",
         "options": dataclasses.asdict(options),
-        "updates": last,
-        "steps": int(steps[-1]),
-        "return": means[-1],
+        "updates": updates,
+        "steps": steps * updates,
+        "return": means[-1] if means else None,
         "solved_after": next(
-            (u for u, mean in enumerate(means, 1) if mean >= options.solved), None
+            (u for u, x in zip(made, means, strict=True) if x >= options.solved), None
         ),
-        "seconds": lines[-1]["timing"]["total_seconds"],
+        "seconds": spent_seconds(workdir / METRICS),
         "picture": str(workdir / "return.png"),
         "provenance": provenance.describe_result(),
     }
 
 
-def read_flags() -> tuple[Options, Path]:
-    """Returns the flags as Options, and the workdir."""
-    parser = argparse.ArgumentParser(
-        usage=argparse.SUPPRESS,  # an error is one line
-        description=__doc__.splitlines()[0],
-        allow_abbrev=False,
-    )
+def main(argv: list[str] | None = None) -> int:
+    """Trains, and prints one JSON line; returns the exit status."""
+    parser = program.make_parser(__doc__)
     parser.add_argument("--workdir", type=Path, default=Path("runs/rl"))
     for each in dataclasses.fields(Options):
         is_bool = each.type is bool
         value: Any = {"action": "store_true"} if is_bool else {"type": each.type}
         text = f"{each.metadata['help']} Default: %(default)s"
         parser.add_argument(f"--{each.name}", default=each.default, help=text, **value)
-    flags = vars(parser.parse_args())
-    workdir = flags.pop("workdir")
-    return Options(**flags), workdir
 
+    def measure(args: argparse.Namespace) -> Json:
+        flags = vars(args)
+        workdir = flags.pop("workdir")
+        return train(Options(**flags), workdir)
 
-def main() -> int:
-    """Trains, and prints one JSON line; returns the exit status."""
-    save_restore.mute_orbax()
-    try:
-        options, workdir = read_flags()
-        allocator.keep_freed()
-        with contextlib.redirect_stdout(sys.stderr):
-            result = train(options, workdir)
-    except (UserError, Interrupted, BadNumbers) as error:
-        return distributed.report(error)
-    print(to_json(result))
-    return 0
+    return program.run(parser, measure, argv)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,12 +97,9 @@ def test_a_task_is_written_for_a_run(
     """experiments/copying.py reads the default task."""
     monkeypatch.setattr(tasks, "SIZES", dict.fromkeys(SPLITS, 3000))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["tasks", "copying"])
-    write_task()
+    assert write_task(["copying"]) == 0
     folder = json.loads(capsys.readouterr().out)["folder"]
     assert folder == configs.load("copying").data.path
     assert Path(folder, "valid.txt").read_bytes() == Copying(24, 8, 8).text("valid")
-    monkeypatch.setattr(sys, "argv", ["tasks", "recall", "--length=27"])
-    with pytest.raises(SystemExit):
-        write_task()
+    assert write_task(["recall", "--length=27"]) == 2
     assert "--length and --symbols are at most 26" in capsys.readouterr().err

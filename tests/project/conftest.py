@@ -1,7 +1,6 @@
 """Programs of `experiments`, started as from the command line."""
 
 import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +11,10 @@ Start = Callable[[str, str], object]
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+def start() -> Start:
     """Returns a function that starts a program, such as "figures.reach"."""
 
     def main(name: str, flags: str) -> object:
-        monkeypatch.setattr(sys, "argv", [name, *flags.split()])
-        return importlib.import_module(f"experiments.{name}").main()
+        return importlib.import_module(f"experiments.{name}").main(flags.split())
 
     return main

@@ -5,21 +5,19 @@ import hashlib
 import importlib
 import json
 import re
-import runpy
-import sys
 import types
 import zlib
 from collections import Counter
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from experiments.figures import program
-from experiments.recipes import classification
+from experiments.recipes import classification, series
+from tests.project.conftest import Start
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.data.vocab import CharVocab
@@ -27,14 +25,11 @@ from txl_jax.errors import BadNumbers
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.update.options import TrainConfig
 
-RECIPES = Path(__file__).parents[2] / "experiments" / "recipes"
-
 
 def test_a_series_is_quantised_to_levels_in_use() -> None:
-    recipe = runpy.run_path(str(RECIPES / "series.py"))
-    numbers = recipe["quantise"](recipe["solve"](2000))
+    numbers = series.quantise(series.solve(2000))
     assert len(numbers) == 2000 and numbers.dtype == np.uint8
-    assert 0 < numbers.min() < 40 and 110 < numbers.max() < recipe["LEVELS"] - 1
+    assert 0 < numbers.min() < 40 and 110 < numbers.max() < series.LEVELS - 1
     assert np.abs(np.diff(numbers.astype(int))).max() < 12, "it is smooth"
 
 
@@ -96,16 +91,6 @@ def test_what_cannot_be_decoded_is_refused(
     assert not new.exists()
 
 
-def test_control_c_ends_a_program_without_a_traceback(
-    capsys: pytest.CaptureFixture,
-) -> None:
-    def measure() -> NoReturn:
-        raise KeyboardInterrupt
-
-    assert program.run(measure) == 130
-    assert not any(capsys.readouterr())
-
-
 @pytest.mark.parametrize(
     "program, flags, line",
     [
@@ -134,14 +119,12 @@ def test_control_c_ends_a_program_without_a_traceback(
 )
 def test_errors_are_one_line(
     program: str, flags: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, start: Start,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [program, *flags.split()])
-    with pytest.raises(SystemExit) as ended:
-        raise SystemExit(importlib.import_module(f"experiments.{program}").main())
+    assert start(program, flags) == 2
     stdout, stderr = capsys.readouterr()
-    assert ended.value.code == 2 and not stdout
+    assert not stdout
     assert line in stderr.strip().splitlines()[-1] and "Traceback" not in stderr
 
 

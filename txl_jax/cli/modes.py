@@ -89,32 +89,47 @@ RUN: dict[str, Callable[[Command], Json]] = {
 
 def execute(command: Command, is_program: bool) -> tuple[int, str]:
     """Runs the command's mode; returns the exit status and the result to print."""
+
+    def work() -> Json:
+        if is_program:
+            start_processes(command)
+        with machine_errors(command.workdir):
+            checked = command
+            if command.mode not in ("prepare", "import", "export", "compile"):
+                checked = command._replace(config=check_kernel(command.config))
+            result = RUN[command.mode](checked)
+            check_finite(result)
+            distributed.wait_for_all()
+        return {"mode": command.mode, **result}
+
+    status, result = attempt(work, command.mode, is_program)
+    if status or not distributed.is_first():
+        return status, ""
+    if lost := result.get(UNWRITTEN):
+        say(f"txl_jax: {lost}")
+        status = UserError.status
+    return status, to_json(result) + "\n"
+
+
+def attempt(work: Callable[[], Json], mode: str, is_program: bool) -> tuple[int, Json]:
+    """Does the work; returns (0, its result), or an error's exit status and {}.
+
+    Settings of the whole process belong here: a user's program would keep them.
+    """
     try:
         with ExitStack() as stack:
             stack.enter_context(showing_lines())
             if is_program:
-                leave = functools.partial(distributed.exit_on_error, mode=command.mode)
-                stack.push(leave)
-                start_processes(command)
-            with machine_errors(command.workdir):
-                if command.mode not in ("prepare", "import", "export", "compile"):
-                    command = command._replace(config=check_kernel(command.config))
-                result = RUN[command.mode](command)
-                check_finite(result)
-                distributed.wait_for_all()
+                stack.push(functools.partial(distributed.exit_on_error, mode=mode))
+                save_restore.mute_orbax()  # each of its errors is reported in one line
+                logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # and raised
+            return 0, work()
     except (UserError, Interrupted, BadNumbers) as error:
-        return distributed.report(error), ""
+        return distributed.report(error), {}
     except (RuntimeError, MemoryError) as error:  # jax.errors.JaxRuntimeError is one
-        if not (line := device_error(error, command.mode)):
+        if not (line := device_error(error, mode)):
             raise
-        return distributed.report(UserError(line)), ""
-    if not distributed.is_first():
-        return 0, ""
-    text = to_json({"mode": command.mode, **result}) + "\n"
-    if not (lost := result.get(UNWRITTEN)):
-        return 0, text
-    say(f"txl_jax: {lost}")
-    return UserError.status, text
+        return distributed.report(UserError(line)), {}
 
 
 def check_kernel(config: Config) -> Config:
@@ -138,12 +153,7 @@ def check_kernel(config: Config) -> Config:
 
 
 def start_processes(command: Command) -> None:
-    """Connects this process to the others, if any, and finds the devices of all.
-
-    Settings of the whole process belong here: a user's program would keep them.
-    """
-    save_restore.mute_orbax()  # each of its errors is reported in one line
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # its errors are raised too
+    """Connects this process to the others, if any, and finds the devices of all."""
     distributed.connect()
     if command.mode not in ("train", "table"):  # their loop gets it from jax
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

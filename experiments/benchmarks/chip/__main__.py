@@ -31,6 +31,8 @@ from typing import Any
 
 from experiments.benchmarks import record
 from experiments.benchmarks.record import Row
+from experiments.figures import program
+from txl_jax.errors import refuse
 from txl_jax.report.log import say, to_json
 from txl_jax.report.provenance import git_revision
 
@@ -244,31 +246,18 @@ def page(rows: Sequence[Row], machine: Row) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = record.plain_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=10, help="of the whole run")
-    parser.add_argument("--out", type=Path, default=Path("runs/chip"))
-    parser.add_argument("--only", default="", help="parts whose name has this word")
-    parser.add_argument("--original", default="", help="the original code's pytorch/")
-    parser.add_argument("--trace", action="store_true", help="profile a call of each")
-    parser.add_argument("--jobs", type=int, default=0, help="compilations at a time")
-    parser.add_argument("--tiny", action="store_true", help="to try the program")
-    parser.add_argument("--part", type=json.loads, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+def check(args: argparse.Namespace) -> None:
+    """Checks and times the parts, and prints their table; or runs one part."""
     if args.part:
         from experiments.benchmarks.chip import measure
 
         return measure.run(args.part)
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"--out={args.out} cannot be used ({error.strerror})")
-    if args.original and not Path(args.original, "mem_transformer.py").is_file():
-        parser.error(f"--original={args.original} has no mem_transformer.py")
+    args.out.mkdir(parents=True, exist_ok=True)
+    is_wrong = args.original and not Path(args.original, "mem_transformer.py").is_file()
+    refuse(is_wrong, f"--original={args.original} has no mem_transformer.py")
     began = time.monotonic()
     (machine,) = run([{"task": "machine", "tiny": args.tiny}], args, 300, 1)
-    if machine["error"]:
-        raise SystemExit(f"chip: no device can be used: {machine['error']}")
+    refuse(machine["error"], f"no device can be used: {machine['error']}")
     origin = {name: machine[name] for name in ("date", "device_kind", "versions")}
     origin["git_revision"] = git_revision()
     parts, rows = plan(machine, args), []
@@ -288,5 +277,18 @@ def main() -> None:
     print(to_json({"benchmark": "chip", **origin, "failed": failed}))
 
 
+def main(argv: list[str] | None = None) -> int:
+    parser = record.plain_parser(__doc__)
+    parser.add_argument("--minutes", type=float, default=10, help="of the whole run")
+    parser.add_argument("--out", type=Path, default=Path("runs/chip"))
+    parser.add_argument("--only", default="", help="parts whose name has this word")
+    parser.add_argument("--original", default="", help="the original code's pytorch/")
+    parser.add_argument("--trace", action="store_true", help="profile a call of each")
+    parser.add_argument("--jobs", type=int, default=0, help="compilations at a time")
+    parser.add_argument("--tiny", action="store_true", help="to try the program")
+    parser.add_argument("--part", type=json.loads, help=argparse.SUPPRESS)
+    return program.run(parser, check, argv, prints=True)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

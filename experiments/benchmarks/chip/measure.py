@@ -33,7 +33,6 @@ from txl_jax.kernels.sharded import device_memory
 from txl_jax.model.flops import needed_flops
 from txl_jax.report.log import to_json
 from txl_jax.report.timing import known_peak, measured_peak
-from txl_jax.runtime.allocator import keep_freed
 from txl_jax.runtime.programs import Program, record_loops
 from txl_jax.sharding.rules import place_segments
 from txl_jax.train import make_streams, step_segments
@@ -58,7 +57,6 @@ TOLERANCES = {"float32": 1e-4, "default": 2e-2, "bfloat16": 3e-2}
 
 def run(part: Row) -> None:
     """Prepares a part, waits for the end of stdin, measures, and prints JSON lines."""
-    keep_freed()  # as `txl_jax.main` does
     try:
         began = time.perf_counter()
         measure = find_task(part)(part)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / "experiments" / "benchmarks" / "tpu_estimate.py"
+PROGRAM = "experiments.benchmarks.tpu_estimate"
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
@@ -28,9 +28,10 @@ SHAPES += "60x10x41x150x150,10x10x41x64x640"
 
 
 def estimate(**flags: Any) -> list[dict[str, Any]]:
-    """Returns the rows of the script, without the kernels' schedules."""
+    """Returns the rows of the program, without the kernels' schedules."""
     flags = {"kernels": "tpu", "schedule": 0} | flags
-    command = [sys.executable, str(SCRIPT), *(f"--{k}={v}" for k, v in flags.items())]
+    command = [sys.executable, "-m", PROGRAM]
+    command += [f"--{k}={v}" for k, v in flags.items()]
     path = os.pathsep.join([str(ROOT), *sys.path])
     environment = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -1,0 +1,1 @@
+"""Figures: programs that print one line, most of them with a picture."""

@@ -1,0 +1,1 @@
+"""Recipes: programs that apply trained models, or write texts for them."""

@@ -1,0 +1,68 @@
+"""The entry of `txl` and of the programs in experiments/: streams, signals, status."""
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from txl_jax.errors import BROKEN_PIPE, USER_ERROR, UserError
+from txl_jax.runtime import allocator
+
+# Values of jax's environment variables with which parts of the programs fail.
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "jax_enable_x64": (True,),
+    "jax_disable_jit": (True,),
+    "jax_numpy_rank_promotion": ("raise",),
+    "jax_numpy_dtype_promotion": ("strict",),
+    "jax_transfer_guard": ("disallow", "disallow_explicit"),
+}
+
+
+def run(work: Callable[[], tuple[int, str]], is_program: bool) -> int:
+    """Prints the text that the work returns, and returns its exit status.
+
+    A program ends quietly if the reader of stdout has gone.
+    """
+    if is_program:
+        prepare_process()
+    try:
+        status, text = work()
+    except BrokenPipeError:
+        status, text = BROKEN_PIPE, ""
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes again
+        if isinstance(error, BrokenPipeError):
+            return status or BROKEN_PIPE
+        print(f"txl_jax: stdout: {error.strerror}", file=sys.stderr)
+        return status or USER_ERROR
+    return status
+
+
+def prepare_process() -> None:
+    """Sets the streams, signals and libraries of a program."""
+    # The next file would get the number of a stream that is closed, as by `2>&-`.
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, errors="backslashreplace"))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters
+        sys.stdout.reconfigure(errors="backslashreplace")
+    allocator.keep_freed()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # also ends C++ code
+    os.environ["MPLBACKEND"] = "agg"  # pictures are files
+    os.environ.setdefault("EPATH_USE_TF", "false")  # TensorFlow's file system
+
+
+def import_jax() -> None:
+    """Imports jax, which takes seconds; raises UserError if the environment forbids."""
+    try:
+        import jax
+    except ValueError as error:
+        raise UserError(
+            f"jax cannot be imported ({error}): correct the environment"
+        ) from error
+    for name, values in UNSUPPORTED.items():
+        if (value := jax.config.values[name]) in values:
+            raise UserError(f"{name.upper()}={value} is not supported: unset it")
