@@ -84,6 +84,45 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
     assert (run.returncode, error) == (2, "txl_jax: stdout: No space left on device\n")
 
 
+# Uses every stream, and a file that would get the number of a closed one.
+STREAMS = """
+import os, sys
+from txl_jax.cli import entry
+
+def work():
+    with open("new", "w") as file:
+        assert sys.stdin.read() == ""
+        assert not sys.stderr.isatty() and print("a line", file=sys.stderr) is None
+        os.write(1, b"from C++"), os.write(2, b"from C++")
+    return 0, "a result"
+
+sys.exit(entry.run(work, True))
+"""
+
+
+@pytest.mark.parametrize("close", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_empty_and_keeps_its_number(
+    close: str, tmp_path: Path
+) -> None:
+    shell = ["sh", "-c", f'exec "$@" {close}', "sh", sys.executable, "-c", STREAMS]
+    path = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    options: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    done = subprocess.run(shell, cwd=tmp_path, env=path, **options)
+    assert done.returncode == 0, done.stderr
+    assert ("a result" in done.stdout) == (">&-" not in close.split())
+    assert ("a line" in done.stderr) == ("2>&-" not in close)
+    assert (tmp_path / "new").read_bytes() == b""
+
+
+def test_stdout_may_be_replaced_as_in_a_notebook() -> None:
+    code = MAIN.replace(
+        "sys.exit(main())", "import contextlib, io; text = io.StringIO()"
+    )
+    code += "\nwith contextlib.redirect_stdout(text): main()\n"
+    code += "assert text.getvalue().startswith('txl')"
+    subprocess.run([sys.executable, "-c", code, "--help"], check=True)
+
+
 def refusal_of(*flags: str, start: str = "", **environment: str) -> str:
     """Returns the one-line error with which the program ends."""
     run = program(*flags, start=f"{start}\n", env=os.environ | environment)
