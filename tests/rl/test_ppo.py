@@ -13,6 +13,7 @@ import pytest
 from experiments.rl import learning, ppo
 from experiments.rl.agent import Agent, make_agent, read_window
 from tests.support import tiny
+from tests.support.refusal import refusal
 from txl_jax.errors import BadNumbers, UserError
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -164,18 +165,30 @@ def test_the_best_policy_is_the_one_whose_newest_episodes_returned_most() -> Non
 
 def test_a_run_stops_on_request_once_the_task_is_solved(tmp_path: Path) -> None:
     """The same command trains no further, and the saved policy is the reported one."""
-    flags: dict[str, Any] = {"environment": "search", "solved": 0.0, "stop": True}
+    flags: dict[str, Any] = {"environment": "search", "solved": -1.0, "stop": True}
     options = dataclasses.replace(TINY, **flags)
     result = ppo.train(options, tmp_path)
     assert result["updates"] == result["solved_after"] == 1
     again = ppo.train(options, tmp_path)
     names = "updates", "return", "best_return", "best_update"
     assert [again[name] for name in names] == [result[name] for name in names]
-    agent, env, params = ppo.load(tmp_path)
+    agent, env, params = ppo.load(str(tmp_path))
     play = functools.partial(learning.evaluate, agent, env, options)
     key = jax.random.split(jax.random.key(options.seed), 3)[2]
     value = jax.jit(play)(params, jax.random.fold_in(key, options.updates)).item()
     assert value == pytest.approx(result["best_return"], abs=1e-4)
+    (tmp_path / ppo.METRICS).write_text("")
+    further = ppo.train(options, tmp_path)  # whether it was solved is lost
+    names = "updates", "steps", "solved_after"
+    steps = TINY.streams * TINY.steps
+    assert [further[name] for name in names] == [2, 2 * steps, 2]
+    (tmp_path / ppo.METRICS).write_text("")
+    without = ppo.summarize(options, tmp_path, 2)
+    assert [without[name] for name in names] == [2, 2 * steps, None]
+    (tmp_path / ppo.OPTIONS).write_text("")
+    for call in (lambda: ppo.train(options, tmp_path), lambda: ppo.load(tmp_path)):
+        assert "options.json is damaged" in refusal(call)
+    assert "holds no run of this program" in refusal(ppo.load, tmp_path / "other")
 
 
 def killed_after_update_3(options: ppo.Options, step: int, updates: list[Any]) -> bool:
