@@ -121,6 +121,8 @@ setup(
         *find_packages(include=["txl_jax", "txl_jax.*"]),
         "txl_jax.experiments",
         "txl_jax.experiments.ablations",
+        "txl_jax.experiments.figures",
+        "txl_jax.experiments.recipes",
         "txl_jax.experiments.rl",
     ],
     package_dir={"txl_jax.experiments": "experiments"},

@@ -1,7 +1,7 @@
-"""Bach's chorales as MIDI files, to try `experiments.recipes.music` with.
+"""Bach's chorales as MIDI files, to try `recipes/music.py` with.
 
     pip install music21
-    python -m experiments.recipes.chorales midi
+    python -m txl_jax.experiments.recipes.chorales midi
 
 music21 has them as scores, whose encodings may be restricted to uses that are not
 commercial (music21/corpus/license.txt). An upbeat ends a full bar; repeats are not

@@ -1,7 +1,8 @@
 """Fine-tunes a trained model to classify texts: which package is a function from?
 
-    pip install txl_jax[recipes]
-    python -m experiments.recipes.classification --model=runs/quickstart [--layers=2]
+    pip install 'txl_jax[recipes]'
+    python -m txl_jax.experiments.recipes.classification [--layers=2] \\
+        --model=runs/quickstart
 
 The texts are the functions of six packages in the running Python's standard library,
 or the files of your own classes: --path=FOLDER, with one folder of texts for each. All

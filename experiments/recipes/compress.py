@@ -1,8 +1,8 @@
 """Compresses a file with a model that learns while it reads it.
 
-    pip install txl_jax[recipes]
-    python -m experiments.recipes.compress encode FILE OUT
-    python -m experiments.recipes.compress decode OUT COPY
+    pip install 'txl_jax[recipes]'
+    python -m txl_jax.experiments.recipes.compress encode FILE OUT
+    python -m txl_jax.experiments.recipes.compress decode OUT COPY
 
 The file is cut into streams. A Transformer-XL, random at first, predicts the next byte
 of each, and an arithmetic coder spends -log2 p bits on it. After each segment, the

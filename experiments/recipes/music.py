@@ -1,9 +1,10 @@
 """Music: a folder of MIDI files becomes a corpus, and a trained model writes MIDI.
 
-    pip install txl_jax[recipes]
-    python -m experiments.recipes.music encode FOLDER music
-    python -m txl_jax.main --config=experiments/music.py --workdir=runs/music
-    python -m experiments.recipes.music sample runs/music sample.mid [--prompt=FILE.mid]
+    pip install 'txl_jax[recipes]'
+    python -m txl_jax.experiments.recipes.music encode FOLDER music
+    python -m txl_jax.main --config=music --workdir=runs/music
+    python -m txl_jax.experiments.recipes.music sample runs/music sample.mid \\
+        [--prompt=FILE.mid]
 
 The tokens are REMI's (Huang and Yang 2020), by miditok: a bar with its time signature,
 a position in it, the pitch and the length, at most 12 beats, of each note that starts

@@ -1,7 +1,8 @@
 """A time series as numbers: writes one, and draws how a model continues it.
 
-    python -m experiments.recipes.series write
-    python -m experiments.recipes.series draw --samples=sample.npy --picture=series.png
+    python -m txl_jax.experiments.recipes.series write
+    python -m txl_jax.experiments.recipes.series draw --samples=sample.npy \\
+        --picture=series.png
 
 The series solves the Mackey-Glass equation with a delay of 17, a standard example of
 chaos: x'(t) = 0.2 x(t - 17) / (1 + x(t - 17)^10) - 0.1 x(t). It is quantised to LEVELS

@@ -1,6 +1,7 @@
 """Writes the text of a task that needs a memory, for the corpus "text".
 
-    python -m experiments.recipes.tasks copying --delay=24 --length=8 --symbols=8
+    python -m txl_jax.experiments.recipes.tasks copying --delay=24 --length=8 \\
+        --symbols=8
 
 makes tasks/copying-24-8-8 with train.txt, valid.txt and test.txt, the same bytes on
 every machine. A run with train.score_from=97 is trained on the answers, which are

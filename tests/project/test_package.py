@@ -33,6 +33,17 @@ def test_the_workflow_has_the_supported_pythons_and_platforms() -> None:
     assert "Operating System :: MacOS" in setup
 
 
+def test_the_wheel_has_the_experiments_and_their_programs() -> None:
+    setup = (ROOT / "setup.py").read_text("utf-8")
+    folders = {path.parent for path in (ROOT / "experiments").glob("*/__init__.py")}
+    names = {"ablations", "figures", "recipes", "rl"}
+    assert {path.name for path in folders} == names
+    assert set(re.findall(r'"txl_jax\.experiments\.(\w+)"', setup)) == names
+    for path in (path for folder in folders for path in folder.glob("*.py")):
+        outside = re.findall(r"^ *(?:from|import) experiments", path.read_text(), re.M)
+        assert not outside, f"{path}: import from ..figures"
+
+
 def run(*command: str | Path, where: Path) -> str:
     outside = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
@@ -71,3 +82,8 @@ def test_a_wheel_runs_the_quickstart_from_an_empty_folder(tmp_path: Path) -> Non
     assert json.loads(out.splitlines()[-1])["updates"] == 24
     assert (empty / "runs" / "quickstart" / "loss.png").exists()
     assert run(python, "-c", "import txl_jax; print(txl_jax.__version__)", where=empty)
+    run(python, "-m", "txl_jax.experiments.recipes.series", "write", where=empty)
+    assert (empty / "series.npy").exists()
+    for name in ("figures.reach", "recipes.compress", "recipes.music", "rl.ppo"):
+        program = f"txl_jax.experiments.{name}"
+        assert run(python, "-m", program, "--help", where=empty)

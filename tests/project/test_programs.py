@@ -72,21 +72,17 @@ def test_what_the_machine_lacks_is_one_line(
 
 
 def test_a_program_needs_no_docstrings() -> None:
-    for name in ("rl.ppo", "rl.mazes", "benchmarks.evaluation_tpu"):
-        line = [sys.executable, "-OO", "-m", f"experiments.{name}", "--help"]
-        subprocess.run(line, cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    line = [sys.executable, "-OO", "-m", "experiments.rl.mazes", "--help"]
+    subprocess.run(line, cwd=ROOT, check=True, stdout=subprocess.PIPE)
 
 
-@pytest.mark.parametrize("flags", ["write", "--help"])
-def test_an_unusable_stdout_ends_a_program_as_it_ends_txl(
-    flags: str, tmp_path: Path
-) -> None:
+def test_an_unusable_stdout_ends_a_program_as_it_ends_txl(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = start("recipes.series", flags, stdout=write, cwd=tmp_path)
+    done = start("recipes.series", "write", stdout=write, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
     with open("/dev/full", "w") as full:
-        done = start("recipes.series", flags, stdout=full, cwd=tmp_path)
+        done = start("recipes.series", "--help", stdout=full, cwd=tmp_path)
     line = "txl_jax: stdout: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, line)
 

@@ -179,12 +179,11 @@ def test_a_run_stops_on_request_once_the_task_is_solved(tmp_path: Path) -> None:
     assert value == pytest.approx(result["best_return"], abs=1e-4)
     (tmp_path / ppo.METRICS).write_text("")
     further = ppo.train(options, tmp_path)  # whether it was solved is lost
-    names = "updates", "steps", "solved_after"
-    steps = TINY.streams * TINY.steps
-    assert [further[name] for name in names] == [2, 2 * steps, 2]
+    counts, steps = ("updates", "steps", "solved_after"), TINY.streams * TINY.steps
+    assert [further[name] for name in counts] == [2, 2 * steps, 2]
     (tmp_path / ppo.METRICS).write_text("")
     without = ppo.summarize(options, tmp_path, 2)
-    assert [without[name] for name in names] == [2, 2 * steps, None]
+    assert [without[name] for name in counts] == [2, 2 * steps, None]
     (tmp_path / ppo.OPTIONS).write_text("")
     for call in (lambda: ppo.train(options, tmp_path), lambda: ppo.load(tmp_path)):
         assert "options.json is damaged" in refusal(call)
