@@ -125,7 +125,7 @@ def use(rate: float, flops: float) -> Row:
 
 def peak() -> float:
     """Returns the peak FLOP/s of one device."""
-    return known_peak(jax.devices()[0].device_kind) or measured_peak()
+    return known_peak(jax.devices()[0].device_kind) or measured_peak("bfloat16")
 
 
 def profile(part: Row, call: Callable[[], Any], updates: int = 1) -> Row:
