@@ -44,6 +44,8 @@ def test_bytes_round_trip() -> None:
     # Python decodes invalid bytes of a command line as surrogates.
     argument = b"caf\xe9".decode("utf-8", errors="surrogateescape")
     assert made.encode(argument).tobytes() == b"caf\xe9"
+    with refused(r"the text='\\ud800' is not UTF-8"):
+        made.encode("\ud800")
     assert len(made.encode("")) == 0 and made.decode([]) == ""
     assert made.decode([0x61, 0xFF, 0x62]) == "a\ufffdb"
     assert made.decode(np.array([104, 105], np.int32)) == "hi"

@@ -13,13 +13,16 @@ import txl_jax
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.data.number import NumberVocab
-from txl_jax.data.vocab import CharVocab
+from txl_jax.data.vocab import ByteVocab, CharVocab
+from txl_jax.data.word import WordVocab
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.runtime.programs import Program
 
 EVAL = EvalConfig(streams=2, tgt_len=4, mem_len=6)
 LOADED = tiny.loaded(tiny.make_params(), eval=EVAL)
 LETTERS = LOADED._replace(vocab=CharVocab("abcdefghijkl"))
+BYTES = LOADED._replace(vocab=ByteVocab())
+WORDS = LOADED._replace(vocab=WordVocab(["<eos>", "<unk>"]))
 NUMBERS = LOADED._replace(vocab=NumberVocab(tiny.V))
 
 
@@ -69,6 +72,14 @@ def test_a_prefix_gives_the_first_token_a_context() -> None:
         (LETTERS, [[-1]], r"texts\[0\] has the token -1"),
         (LETTERS, [[[1, 2]]], r"texts\[0\] has the shape \(1, 2\) and the type int64"),
         (LETTERS, [np.ones(3)], r"the type float64: give a text, or its tokens"),
+        (LETTERS, [[[1], [2, 3]]], "in one dimension"),
+        (
+            LETTERS,
+            ["a", "a\ud800"],
+            r"texts\[1\]='a\\ud800' is not UTF-8: give another",
+        ),
+        (BYTES, ["a", "a\udc80"], r"texts\[1\]='a\\udc80' is not UTF-8: give another"),
+        (WORDS, ["\udc80"], r"texts\[0\]='\\udc80' is not UTF-8"),
         (LETTERS, [7], r"texts\[0\] has the shape \(\)"),
     ],
 )

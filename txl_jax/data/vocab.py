@@ -20,7 +20,7 @@ from txl_jax.data.text import token_dtype
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed
 from txl_jax.report.log import say
-from txl_jax.runtime.storage import DAMAGE, Json
+from txl_jax.runtime.storage import DAMAGE, Json, to_utf8
 
 # Number of earlier tokens on which a token's text may depend: a character has at most
 # four bytes, and a word depends on whether it starts a line.
@@ -74,7 +74,7 @@ class CharVocab:
         """Returns the tokens of a text; raises UserError for an unknown symbol."""
         if self.of_bytes:
             # Python decodes invalid bytes of a command line as surrogates.
-            data = text.encode("utf-8", errors="surrogateescape")
+            data = to_utf8(text, "the text", errors="surrogateescape")
             return self._look_up(np.frombuffer(data, np.uint8))
         return self._look_up(_points(text))
 

@@ -72,12 +72,12 @@ def is_file(path: Path) -> bool:
     return path.exists() if is_remote(path) else os.path.isfile(path)
 
 
-def require_unicode(path: str, flag: str) -> None:
-    """Raises UserError for a path that is not UTF-8, which libraries cannot open."""
+def to_utf8(text: str, name: str, errors: str = "strict") -> bytes:
+    """Returns a text or a path in UTF-8; raises UserError for half a surrogate pair."""
     try:
-        path.encode("utf-8")
+        return text.encode("utf-8", errors)
     except UnicodeEncodeError as error:
-        raise UserError(f"{flag}={path!r} is not UTF-8: give another") from error
+        raise UserError(f"{name}={text!r} is not UTF-8: give another") from error
 
 
 def absolute(path: Path) -> Path:

@@ -26,7 +26,7 @@ def find_workdir(address: str) -> Path:
     """Returns the folder of a --workdir, local or on gs://."""
     if "://" in address:
         return storage.remote_path(address, "--workdir")
-    storage.require_unicode(address, "--workdir")
+    storage.to_utf8(address, "--workdir")
     return Path(address)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from txl_jax.data.number import NumberVocab
 from txl_jax.errors import UserError, prefixed, refuse
 from txl_jax.evaluate.score import Results, TextReader
+from txl_jax.runtime.storage import to_utf8
 from txl_jax.workdir.load import Loaded
 
 Text = str | np.ndarray | list[int]
@@ -78,9 +79,13 @@ def encode(loaded: Loaded, text: Text, name: str) -> np.ndarray:
     if isinstance(text, str):
         is_number = text and loaded.vocab.kind == NumberVocab.kind
         refuse(is_number, f"{name}: the model reads numbers: give an array of them")
+        to_utf8(text, name)
         with prefixed(name):
             return loaded.vocab.encode(text) if text else nothing_T
-    tokens_T = np.asarray(text)
+    try:
+        tokens_T = np.asarray(text)
+    except ValueError:  # nested lists of different lengths
+        tokens_T = np.array(None)
     if tokens_T.shape == (0,):
         return nothing_T
     if tokens_T.ndim != 1 or not np.issubdtype(tokens_T.dtype, np.integer):
