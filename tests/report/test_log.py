@@ -1,6 +1,9 @@
 """metrics.jsonl has each step once, and is on disk before a checkpoint."""
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from txl_jax.errors import UserError
 from txl_jax.report import log as writer
 from txl_jax.report import timing
-from txl_jax.report.log import MetricsLog, read_metrics, say
+from txl_jax.report.log import MetricsLog, json_lines, read_metrics, say
 from txl_jax.report.viewers import Events
 
 ZERO = dict.fromkeys(timing.PURPOSES, 0.0)
@@ -187,3 +191,47 @@ def test_only_the_first_process_writes(
     with Events(path.parent, 0) as events:
         events.scalars(1, {"train/loss": 1.0})
     assert not list(path.parent.iterdir()) and capsys.readouterr().err == ""
+
+
+INTERRUPTED = """
+import os, signal, sys
+from txl_jax.report.log import json_lines
+
+with json_lines(sys.argv[1], "score.output") as write:
+    write({"n": 1})
+    os.kill(os.getpid(), signal.%s)
+    write({"n": 2})
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_lines_that_a_signal_cuts_off_are_in_a_file_that_says_so(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text("of an earlier run")
+    line = [sys.executable, "-c", INTERRUPTED % name, str(path)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.Signals[name]
+    partial = f"{path}.incomplete"
+    assert done.stderr == f"txl_jax: ended by a signal: {partial} is incomplete\n"
+    assert Path(partial).read_text() == '{"n": 1}\n'
+    assert path.read_text() == "of an earlier run"
+
+
+def test_lines_have_their_name_once_they_are_complete(tmp_path: Path) -> None:
+    path, before = tmp_path / "lines.jsonl", signal.getsignal(signal.SIGTERM)
+    with pytest.raises(UserError), json_lines(str(path), "score.output") as write:
+        raise UserError("a text cannot be read")
+    assert not path.exists()
+    with json_lines(str(path), "score.output") as write:
+        write({"n": 1})
+    assert [*tmp_path.iterdir()] == [path] and path.read_text() == '{"n": 1}\n'
+    assert signal.getsignal(signal.SIGTERM) == before
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with json_lines(str(tmp_path / "pipe"), "score.output") as write:
+        write({"n": 1})
+    assert os.read(reader, 99) == b'{"n": 1}\n'
+    os.close(reader)
+    assert len([*tmp_path.iterdir()]) == 2

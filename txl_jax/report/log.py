@@ -19,6 +19,7 @@ from txl_jax.errors import UserError, printable
 from txl_jax.metrics import bits
 from txl_jax.report.timing import Timing
 from txl_jax.runtime import distributed
+from txl_jax.runtime.preemption import listening
 from txl_jax.runtime.storage import DAMAGE, Json, place, write_atomically
 
 # A function of (step, numbers by tag), called for each new line of metrics.jsonl.
@@ -315,11 +316,17 @@ def require_other(path: str, read: Iterable[Path], field: str) -> None:
 
 @contextlib.contextmanager
 def json_lines(path: str, field: str) -> Iterator[Callable[[Json], None]]:
-    """Opens a file of JSON lines; yields a function that writes one; "" = nowhere."""
+    """Opens a file of JSON lines; yields a function that writes one; "" = nowhere.
+
+    The file is PATH.incomplete until the context has ended without an error.
+    """
     if not path or not distributed.is_first():
         yield lambda record: None
         return
     with writing(path, field) as target:
-        file = target.open("w", encoding="utf-8")
-    with file:
+        is_file = target.is_file() or not target.exists()  # not a pipe or a device
+        fresh = Path(f"{target}.incomplete") if is_file else target
+        file = fresh.open("w", encoding="utf-8")
+    with file, listening(f"ended by a signal: {fresh} is incomplete"):
         yield lambda record: print(to_json(record), file=file, flush=True)
+    fresh.replace(target)

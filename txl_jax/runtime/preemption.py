@@ -2,7 +2,7 @@
 
 A preempted machine or Slurm sends SIGTERM, Ctrl-C sends SIGINT. The training loop ends
 at the next boundary, after a call of the step or a segment of a validation, and saves.
-Outside the loop, nothing is lost, and signals have their default actions.
+Outside the loop, signals have their default actions, which a line may announce.
 
 Any process of a run may receive the signal. JAX's preemption service, which handles
 SIGTERM from the connection on, makes all of them end at the same boundary: the next one
@@ -25,16 +25,21 @@ class Stop:
     """Whether a training has to end.
 
     status: exit status, nonzero once this process has received a signal. reached:
-    whether `at_boundary` has returned True.
+    whether `at_boundary` has returned True. last_words: if set, a signal prints this
+    line and ends the process at once.
     """
 
-    def __init__(self) -> None:
-        self.status = 0
+    def __init__(self, last_words: str = "") -> None:
+        self.status, self.last_words = 0, last_words
         self.reached = False
         self._boundaries = 0
 
     def receive(self, number: int, _: object = None) -> None:
         """Handles a signal."""
+        if self.last_words:
+            distributed.warn(self.last_words)
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         self.status = self.status or (INTERRUPTED if number == signal.SIGINT else RETRY)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -61,9 +66,9 @@ class Stop:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[Stop]:
+def listening(last_words: str = "") -> Iterator[Stop]:
     """Receives SIGTERM and SIGINT inside the context, in the main thread."""
-    stop = Stop()
+    stop = Stop(last_words)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
