@@ -297,7 +297,7 @@ def test_scoring_a_text(home: Home) -> None:
     reset = home.read("score", *flags, r"--config.eval.reset_memory_at=\n").result
     assert reset["reset_memory_at"] == r"\n" and reset["nll"] != result["nll"]
     assert (result["mode"], result["step"], result["mem_len"]) == ("score", 60, 8)
-    assert documented("score", result)
+    assert documented("score", reset) and documented("score", result, "documents")
     test = home.split("test").read_text()
     assert result["scored_tokens"] == result["tokens"] == len(test)
     # Here one stream reads the split; in evaluation, eight start cold.

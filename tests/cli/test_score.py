@@ -15,19 +15,24 @@ import pytest
 
 from tests.support.refusal import refused
 from txl_jax.cli import score_texts
-from txl_jax.data.vocab import CharVocab
+from txl_jax.data import files
+from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.evaluate.options import ScoreConfig
-from txl_jax.evaluate.score import Results, split
+from txl_jax.evaluate.score import Document, Results, split
 
 WORDS = WordVocab(["<eos>", "<unk>", "the", "cat"])
 
 
-def count(texts: Iterable[np.ndarray], prefix_T: np.ndarray) -> Iterator[Results]:
+def count(
+    texts: Iterable[np.ndarray], prefix_T: np.ndarray
+) -> Iterator[Iterator[Results]]:
+    """Yields parts of four tokens, so that lines cross them."""
     for tokens_T in texts:
         nll_T = np.arange(len(tokens_T), dtype=float) + len(prefix_T)
         nll_T[nll_T == 0] = np.nan
-        yield {"nll": nll_T, "hidden": np.ones((len(tokens_T), 2), np.float32)}
+        parts = (nll_T[at : at + 4] for at in range(0, len(nll_T), 4))
+        yield ({"nll": x, "hidden": np.ones((len(x), 2), np.float32)} for x in parts)
 
 
 def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -36,7 +41,7 @@ def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
     (tmp_path / "texts" / "1.txt").write_text("the cat\ndog the")
     (tmp_path / "texts" / "2.txt").write_text("<unk>\n")
     output = tmp_path / "out.jsonl"
-    output.touch()
+    output.write_text("")
     options = {"path": str(tmp_path / "texts"), "output": str(output), **fields}
     config = ScoreConfig(**options)
     documents = score_texts.read_documents(
@@ -48,12 +53,16 @@ def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
 
 def test_totals_and_documents(tmp_path: Path) -> None:
     result, lines = write(tmp_path, per="document")
+    assert result["output"] == str(tmp_path / "out.jsonl")
+    shown = write(tmp_path, output="")[0]
+    assert (shown.pop("documents"), shown.pop("output")) == (lines, "")
+    assert shown.items() <= result.items() and "documents" not in result
     names = ("tokens", "scored_tokens", "total_nll_nats", "bytes", "unknown_tokens")
     assert [result[name] for name in names] == [8, 6, 16, 21, 2]
     assert result["nll"] == pytest.approx(16 / 6)
     assert result["ppl"] == pytest.approx(np.exp(16 / 6))
     assert result["bits_per_byte"] == pytest.approx(16 / 21 / np.log(2))
-    assert result["unknown_is"] == "<unk>" and result["documents"] == lines
+    assert result["unknown_is"] == "<unk>"
     assert [[line[name] for name in names] for line in lines] == [
         [6, 5, 15, 15, 1],
         [2, 1, 1, 6, 1],
@@ -73,7 +82,8 @@ def test_lines_and_tokens(tmp_path: Path) -> None:
     assert [line["line"] for line in lines] == [1, 1, 1, 2, 2, 2, 1, 1]
     _, lines = write(tmp_path, per="token")
     assert lines[0]["nll"] is None, "nothing precedes it"
-    write(tmp_path, output=str(tmp_path / "states.npz"))
+    result, _ = write(tmp_path, output=str(tmp_path / "states.npz"))
+    assert len(result["documents"]) == 2, "the file has their states in this order"
     with np.load(tmp_path / "states.npz") as states:
         assert [states[f"document_{n}"].shape for n in (0, 1)] == [(6, 2), (2, 2)]
 
@@ -97,6 +107,36 @@ def test_lines_are_documents(tmp_path: Path, text: str, expected: list[str]) -> 
     assert [each.name for each in documents] == names
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_characters_and_lines_may_cross_parts(size: int) -> None:
+    text = "aé\n\nnaïve 😀\nab"
+    document = Document("text", ByteVocab().encode(text), len(text.encode()))
+    nll_T = np.arange(len(document.tokens_T), dtype=np.float32)
+    nlls = [nll_T[at : at + size] for at in range(0, len(nll_T), size)]
+    lines = list(split("line", document, nlls, ByteVocab()))
+    assert [line["text"] for line in lines] == text.splitlines(keepends=True)
+    assert [line["tokens"] for line in lines] == [4, 1, 12, 2]
+    assert [line["total_nll_nats"] for line in lines] == [6, 4, 126, 35]
+    tokens = list(split("token", document, nlls, ByteVocab()))
+    assert "".join(token["text"] for token in tokens) == text
+    assert [token["nll"] for token in tokens] == nll_T.tolist()
+
+
+def test_a_file_is_read_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = [b"the c", b"at\ndo", b"g", b" the"]
+    monkeypatch.setattr(files, "read_blocks", lambda file: iter(blocks))
+    for lines, expected in (
+        (False, ["the cat\n<unk> the\n"]),
+        (True, ["the cat\n", "<unk> the\n"]),
+    ):
+        config = ScoreConfig(lines=lines)
+        found = [*score_texts.read_documents(config, [tmp_path], WORDS, False)]
+        assert [WORDS.decode(each.tokens_T) for each in found] == expected
+        assert sum(each.bytes for each in found) == 15
+
+
 def test_stdin_and_unknown_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfab\nba\n"))
     monkeypatch.setattr("sys.stdin", stdin)
@@ -104,7 +144,7 @@ def test_stdin_and_unknown_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     (document,) = score_texts.read_documents(ScoreConfig(), [None], vocab, drop=True)
     assert (document.name, document.bytes) == ("stdin", 6)
     assert document.tokens_T.tolist() == [0, 1, 1, 0]
-    (line,) = split("line", document, np.ones(4), vocab)
+    (line,) = split("line", document, [np.ones(3), np.ones(1)], vocab)
     assert line["text"] == "abba"
 
 

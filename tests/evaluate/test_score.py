@@ -18,8 +18,9 @@ from tests.support import tiny
 from tests.support.reference_compressive import Stream
 from tests.support.reference_tokens import Stream as TokenStream
 from tests.support.refusal import refused
+from txl_jax.evaluate import score
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.score import TextReader, arrange
+from txl_jax.evaluate.score import TextReader, arrange, join
 from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -49,7 +50,7 @@ def make_score(
     reader = TextReader(config, options, ("nll", "hidden"), **more)
 
     def score(tokens_T: np.ndarray, prefix_T: np.ndarray = NOTHING_T) -> Scores:
-        (results,) = reader.read(params, [tokens_T], prefix_T)
+        (results,) = map(join, reader.read(params, [tokens_T], prefix_T))
         return Scores(results["nll"], results["hidden"])
 
     return score
@@ -117,7 +118,7 @@ def test_a_long_document_is_split_over_devices() -> None:
         tiny.assert_close(actual.hidden_TD, expected.hidden_TD)
     texts = [TOKENS_T[:T] for T in (3, 23, 2, 20, 1)]
     reader = TextReader(tiny.CONFIG, dataclasses.replace(config, streams=2), mesh=mesh)
-    results = [*reader.read(params, texts, TOKENS_T[:1])]
+    results = [*map(join, reader.read(params, texts, TOKENS_T[:1]))]
     for text_T, result in zip(texts, results, strict=True):
         tiny.assert_close(result["nll"], whole(text_T, TOKENS_T[:1]).nll_T)
     config = dataclasses.replace(MEMORY, segments_per_step=6)
@@ -187,7 +188,7 @@ def test_texts_of_any_lengths_are_read_as_if_alone(kind: str) -> None:
     rng.shuffle(lengths)
     texts = [tiny.make_tokens(1, T, seed)[0] for seed, T in enumerate(lengths)]
     prefix_T = TOKENS_T[: len(kind) % 2]
-    results = list(reader.read(params, texts, prefix_T))
+    results = [*map(join, reader.read(params, texts, prefix_T))]
     assert len(results) == len(texts)
     for text_T, actual in zip(texts, results, strict=True):
         expected = read_alone(text_T, prefix_T)
@@ -195,6 +196,25 @@ def test_texts_of_any_lengths_are_read_as_if_alone(kind: str) -> None:
         assert np.isnan(actual["nll"][:first]).all()
         tiny.assert_close(actual["nll"][first:], expected.nll_T[first:])
         tiny.assert_close(actual["hidden"], expected.hidden_TD)
+
+
+@pytest.mark.parametrize("options, skip", [(MEMORY, 0), (MEMORY, 9), (WINDOW, 1)])
+def test_a_long_text_is_read_in_parts(
+    monkeypatch: pytest.MonkeyPatch, options: EvalConfig, skip: int
+) -> None:
+    options = dataclasses.replace(options, streams=2, segments_per_step=1)
+    config = tiny.CONFIG if options.mem_len else tiny.config(mem_len=0)
+    reader = TextReader(config, options, ("nll", "hidden"))
+    texts = [TOKENS_T[:2], TOKENS_T, TOKENS_T[:0], TOKENS_T[:7], TOKENS_T]
+    expected = [*map(join, reader.read(PARAMS, texts, TOKENS_T[:skip]))]
+    monkeypatch.setattr(score, "AT_ONCE", 20)
+    found = [[*parts] for parts in reader.read(PARAMS, texts, TOKENS_T[:skip])]
+    calls = -(-(23 + skip) // options.tgt_len)
+    assert [len(parts) for parts in found] == [1, calls, 1, 1, calls]
+    for parts, whole in zip(found, expected, strict=True):
+        for name, x in join(parts).items():
+            tiny.assert_close(x[skip == 0 :], whole[name][skip == 0 :])
+            assert x.dtype == np.float32
 
 
 @settings(max_examples=100, deadline=None)

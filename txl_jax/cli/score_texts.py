@@ -14,8 +14,9 @@ from txl_jax.data.number import NumberVocab
 from txl_jax.data.text import Meter
 from txl_jax.data.vocab import Vocab, report_unknown
 from txl_jax.errors import UserError, refuse
+from txl_jax.evaluate import score
 from txl_jax.evaluate.options import STDIN, ScoreConfig
-from txl_jax.evaluate.score import EVAL_FIELDS, Document, describe, split
+from txl_jax.evaluate.score import EVAL_FIELDS, Document, Results, describe, split
 from txl_jax.report.log import Progress, json_lines, require_other, say, writing
 from txl_jax.runtime.storage import Json
 from txl_jax.workdir.fit import warn_of_rotations
@@ -52,13 +53,14 @@ def read_documents(
 ) -> Iterator[Document]:
     """Yields the documents of texts; drop: drop newlines, as the corpus does."""
     for file in texts:
-        data = b"".join(files.read_blocks(file)) if file else files.read_stdin()
+        blocks = files.read_blocks(file) if file else iter([files.read_stdin()])
         name = str(file or "stdin")
         # bytes.splitlines would also end a line at a lone carriage return.
-        for n, text in enumerate(io.BytesIO(data) if config.lines else [data], 1):
-            where = f"{name}:{n}" if config.lines else name
-            blocks = Meter().measure([text], drop)
-            yield Document(where, encode(vocab, blocks, where), len(text))
+        lines = io.BytesIO(b"".join(blocks)) if config.lines else ()
+        for n, text in enumerate(zip(lines) if config.lines else [blocks], 1):
+            where, meter = f"{name}:{n}" if config.lines else name, Meter()
+            tokens_T = encode(vocab, meter.measure(text, drop), where)
+            yield Document(where, tokens_T, meter.original_bytes)
 
 
 def read_sequences(
@@ -82,36 +84,39 @@ def encode(vocab: Vocab, blocks: Iterator[bytes], name: str) -> np.ndarray:
 def score_documents(
     documents: Iterator[Document], read: ReadTexts, vocab: Vocab, config: ScoreConfig
 ) -> Json:
-    """Returns the scores of all documents, and writes score.output."""
+    """Returns scores, or totals if score.output has the others as JSON lines."""
     prefix_T = vocab.encode(config.prefix)
     report_unknown(vocab, "score.prefix", config.prefix)
-    nlls, rows = [], []
+    number, rows, whole, counts = 0, [], np.zeros(5), np.zeros(5)
     hidden: Json = {}
+    per = config.per if config.output and not config.hidden else ""
     with json_lines(config.output, "score.output") as write, Progress("score") as bar:
+
+        def add(results: Results) -> np.ndarray:
+            counts[:3] += score.count(results["nll"])
+            bar(bar.n + len(results["nll"]))
+            return results["nll"]
+
         documents, again = itertools.tee(documents)
         texts = (document.tokens_T for document in again)
-        for document, results in zip(documents, read(texts, prefix_T), strict=True):
-            nll_T = results["nll"]
-            unknown = int(np.count_nonzero(document.tokens_T == vocab.unknown))
-            row = describe(nll_T, document.bytes, unknown)
-            rows.append({"document": document.name, **row})
-            nlls.append(nll_T)
-            bar(bar.n + len(nll_T))
+        for document, parts in zip(documents, read(texts, prefix_T), strict=True):
+            unknown = np.count_nonzero(document.tokens_T == vocab.unknown)
+            counts[:] = 0, 0, 0, document.bytes, unknown
             if config.hidden:
-                hidden[f"document_{len(hidden)}"] = results["hidden"]
-            elif config.per == "document":
-                write(rows[-1])
-            elif config.output:
-                for part in split(config.per, document, nll_T, vocab):
-                    write(part)
+                parts = iter([results := score.join(parts)])
+                hidden[f"document_{number}"] = results["hidden"]
+            for part in split(per, document, map(add, parts), vocab):
+                write(part)
+            whole, number = whole + counts, number + 1
+            row = {"document": document.name, **describe(counts)}
+            if per == "document":
+                write(row)
+            rows.extend([] if per else [row])
     if config.hidden:
         with writing(config.output, "score.output") as target:
             np.savez(target, **hidden)
-    size, unknown = (
-        sum(row[name] for row in rows) for name in ("bytes", "unknown_tokens")
-    )
-    whole = describe(np.concatenate([np.zeros(0), *nlls]), size, unknown)
-    if not whole["scored_tokens"]:
+    result = describe(whole)
+    if not result["scored_tokens"]:
         raise UserError(
             f"score.path = {config.path!r} has no token after another: give more text, "
             r"or a token before it, --prefix=$'\n'"
@@ -119,8 +124,8 @@ def score_documents(
     word = None  # the vocabulary refuses unknown text
     if vocab.unknown >= 0:
         word = vocab.decode([vocab.unknown]) or str(vocab.unknown)
-    if unknown:
+    if unknown := result["unknown_tokens"]:
         say(f"{unknown} tokens were read as {word!r}, the token of unknown text")
-    count = f"{len(rows):,} document{'s' if len(rows) > 1 else ''}"
-    say(f"{count}: {describe_nll(whole)}")
-    return {**whole, "unknown_is": word, "documents": rows}
+    say(f"{number:,} document{'s' if number > 1 else ''}: {describe_nll(result)}")
+    listed = {} if per else {"documents": rows}
+    return {**result, "unknown_is": word, **listed, "output": config.output}

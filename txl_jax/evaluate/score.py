@@ -12,6 +12,7 @@ Dims: B streams, P tokens of a stream, L segment, T tokens of a text.
 
 import functools
 import heapq
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.data.streams import OFF, Streams
-from txl_jax.data.vocab import Vocab, spell
+from txl_jax.data.text import token_dtype
+from txl_jax.data.vocab import CONTEXT, Vocab, spell
 from txl_jax.errors import BadNumbers
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, fetch, from_hidden
@@ -39,6 +41,7 @@ from txl_jax.sharding.rules import shards
 EVAL_FIELDS = "tgt_len mem_len ext_len clamp_len same_length reset_memory_at".split()
 AT_ONCE = 2**16  # tokens to collect before reading, unless one text is longer
 
+Where = Mapping[int, tuple[int, int]]  # the stream and first token of texts, by number
 Results = dict[str, np.ndarray]  # by name, as in RESULTS
 # The results after each token: (bound model, hidden_BLD, segment) -> array [B, L, ..].
 RESULTS: dict[str, Callable[[TransformerXL, Array, OneSegment], Array]] = {
@@ -55,15 +58,10 @@ class Document(NamedTuple):
     bytes: int  # the size of the original text
 
 
-class Places(NamedTuple):
-    """Where texts are read: the stream and the first token of each text's number."""
-
-    batch_size: int
-    stream_and_start: Mapping[int, tuple[int, int]]
-
-
-def arrange(sizes: Sequence[int], L: int, most: int, share: bool) -> Iterator[Places]:
-    """Yields the places of texts of these sizes, for all texts read at once.
+def arrange(
+    sizes: Sequence[int], L: int, most: int, share: bool
+) -> Iterator[tuple[int, Where]]:
+    """Yields (streams, places of texts) for texts of these sizes that are read at once.
 
     There are at most `most` streams, a power of two, so that few programs are compiled.
     share: several texts may share a stream. The longest come first, each in the stream
@@ -77,7 +75,7 @@ def arrange(sizes: Sequence[int], L: int, most: int, share: bool) -> Iterator[Pl
         B *= 2
     if not share:
         for at in range(0, len(order), B):
-            yield Places(B, {n: (b, 0) for b, n in enumerate(order[at : at + B])})
+            yield B, {n: (b, 0) for b, n in enumerate(order[at : at + B])}
         return
     ends, found = [(0, b) for b in range(B)], {}
     for n in order:
@@ -86,7 +84,7 @@ def arrange(sizes: Sequence[int], L: int, most: int, share: bool) -> Iterator[Pl
         start = end if sizes[n] <= room else end + room
         found[n] = b, start
         heapq.heapreplace(ends, (start + sizes[n], b))
-    yield Places(B, found)
+    yield B, found
 
 
 class TextReader:
@@ -132,61 +130,52 @@ class TextReader:
         self.share = choose_kind(self.model_config).restarts and not (
             config.ext_len or scheme.embeddings or scheme.inputs
         )
-        self.make_reader(
-            1, config.segments_per_step
-        )  # raises the errors of later calls
+        # Raises the errors of later calls.
+        self.make_reader(1, config.segments_per_step)
 
     def read(
         self, params: Params, texts: Iterable[np.ndarray], prefix_T: np.ndarray
-    ) -> Iterator[Results]:
+    ) -> Iterator[Iterator[Results]]:
         """Yields the results of each text, read after a prefix, in the order of texts.
 
-        The nll of a token without context is NaN. Raises BadNumbers for another nll
-        that is not finite.
+        They come in parts (`join`), those of a long text as they are computed: read all
+        before the next text's. The nll of a token without context is NaN. Raises
+        BadNumbers for another nll that is not finite.
         """
-        batch, size = [], 0
-        for tokens_T in texts:
-            batch.append(np.concatenate([prefix_T, tokens_T]))
-            size += len(batch[-1]) + 1  # there may be any number of empty texts
-            if size >= AT_ONCE:
-                yield from self._read_batch(params, batch, len(prefix_T))
+        batch: list[np.ndarray] = []
+        size, skip = 0, len(prefix_T)
+        for text_T in texts:
+            text_T = np.concatenate([prefix_T, text_T]) if skip else text_T
+            if batch and size + len(text_T) >= AT_ONCE:
+                yield from self._read_batch(params, batch, skip)
                 batch, size = [], 0
+            batch.append(text_T)
+            size += len(text_T) + 1  # there may be any number of empty texts
         if batch:
-            yield from self._read_batch(params, batch, len(prefix_T))
+            yield from self._read_batch(params, batch, skip)
 
     def _read_batch(
         self, params: Params, texts: list[np.ndarray], skip: int
-    ) -> Iterator[Results]:
-        found: dict[int, Results] = {}
+    ) -> Iterator[Iterator[Results]]:
+        found: dict[int, Iterator[Results]] = {}
         config, sizes = self.config, [len(text_T) for text_T in texts]
-        for places in arrange(sizes, config.tgt_len, config.streams, self.share):
-            parts = {n: texts[n] for n in places.stream_and_start}
-            after_BP = self._read_places(params, parts, places)
-            for n, (b, start) in places.stream_and_start.items():
-                end = start + sizes[n]
-                found[n] = {name: x[b, start:end] for name, x in after_BP.items()}
-        for n in range(len(texts)):
-            if "nll" in found[n]:
-                nll_T = np.append(np.float32(np.nan), found[n]["nll"])[: sizes[n]]
-                if not np.isfinite(nll_T[1:]).all():
-                    raise BadNumbers(
-                        "the loss is not finite, although every parameter is: a "
-                        "layer's values overflow; try --config.model.dtype=float32"
-                    )
-                found[n]["nll"] = nll_T
-            yield {name: x_T[skip:] for name, x_T in found.pop(n).items()}
+        for B, where in arrange(sizes, config.tgt_len, config.streams, self.share):
+            parts: Iterable[Results] = self._read_places(params, texts, B, where)
+            parts = parts if sizes[0] >= AT_ONCE else [join(parts, axis=1)]
+            for n, (b, start) in where.items():
+                found[n] = align(parts, b, slice(start, start + sizes[n]), skip)
+        yield from map(found.pop, range(len(texts)))
 
     def _read_places(
-        self, params: Params, texts: Mapping[int, np.ndarray], places: Places
-    ) -> Results:
-        """Returns the results after each token of the streams, [B, P, ..], float32."""
-        B, where = places
-        P = max(1, *(where[n][1] + len(text_T) for n, text_T in texts.items()))
+        self, params: Params, texts: Sequence[np.ndarray], B: int, where: Where
+    ) -> Iterator[Results]:
+        """Yields the results after each token of B streams, [B, .., ..], in parts."""
+        P = max(1, *(start + len(texts[n]) for n, (_, start) in where.items()))
         # The target of the last token is arbitrary and not scored.
-        tokens, starts_BP = np.zeros(B * P + 1, np.int32), np.zeros((B, P), bool)
-        for n, text_T in texts.items():
-            b, start = where[n]
-            tokens[b * P + start :][: len(text_T)] = text_T
+        tokens = np.zeros(B * P + 1, token_dtype(self.model_config.vocab_size))
+        starts_BP = np.zeros((B, P), bool)
+        for n, (b, start) in where.items():
+            tokens[b * P + start :][: len(texts[n])] = texts[n]
             starts_BP[b, start : start + 1] = True
         L, E = self.config.tgt_len, self.config.ext_len
         streams = Streams(tokens, B, L, ext_len=E, reset_memory_at=self.reset_memory_at)
@@ -201,24 +190,50 @@ class TextReader:
         # A short text would be mostly padding.
         is_short = streams.segments_per_epoch <= several.n_segments // 2
         reader = self.make_reader(B, 1) if is_short else several
-        results: Results = {}
         at = 0
         for outputs in fetch(reader.read(params, segments())):
             context, new = min(E, at), min(L * reader.n_segments, P - at)
-            for name, x in outputs.items():
-                if name not in results:
-                    results[name] = np.empty((B, P, *x.shape[2:]), np.float32)
-                results[name][:, at : at + new] = x[:, context : context + new]
+            yield {name: x[:, context : context + new] for name, x in outputs.items()}
             at += new
-        return results
 
 
-def totals(nll_T: np.ndarray) -> Json:
+def join(parts: Iterable[Results], axis: int = 0) -> Results:
+    """Returns the results of consecutive parts as one."""
+    parts = [*parts]
+    return {name: np.concatenate([x[name] for x in parts], axis) for name in parts[0]}
+
+
+def align(parts: Iterable[Results], b: int, at: slice, skip: int) -> Iterator[Results]:
+    """Yields the results of the text at a place in stream b, without `skip` tokens.
+
+    The nll after a token is that of the next one.
+    """
+    before = np.nan
+    for n, part in enumerate(parts):
+        part = {name: x[b, at].astype(np.float32) for name, x in part.items()}
+        if "nll" in part:
+            nll_T = np.append(np.float32(before), part["nll"])
+            if not np.isfinite(nll_T[n == 0 : -1]).all():
+                raise BadNumbers(
+                    "the loss is not finite, although every parameter is: a layer's "
+                    "values overflow; try --config.model.dtype=float32"
+                )
+            part, before = part | {"nll": nll_T[:-1]}, nll_T[-1]
+        yield {name: x_T[skip:] for name, x_T in part.items()}
+        skip = max(skip - len(next(iter(part.values()))), 0)
+
+
+def count(nll_T: np.ndarray) -> np.ndarray:
     """Returns the number of tokens, the number of scored tokens, and their nll."""
-    scored = int(np.isfinite(nll_T).sum())
-    nats = float(np.nansum(nll_T, dtype=np.float64))
+    nats = np.nansum(nll_T, dtype=np.float64)
+    return np.array([len(nll_T), np.isfinite(nll_T).sum(), nats])
+
+
+def totals(counts: np.ndarray) -> Json:
+    """Returns results of `count`, or their sum, as JSON with the means."""
+    scored, nats = int(counts[1]), float(counts[2])
     return {
-        "tokens": len(nll_T),
+        "tokens": int(counts[0]),
         "scored_tokens": scored,
         "total_nll_nats": nats,
         "nll": nats / scored if scored else None,
@@ -226,31 +241,38 @@ def totals(nll_T: np.ndarray) -> Json:
     }
 
 
-def describe(nll_T: np.ndarray, size: int, unknown: int) -> Json:
-    """Returns `totals` and the bits per byte of a text of `size` bytes."""
-    counts = totals(nll_T)
-    bits = metrics.bits(counts["total_nll_nats"])
+def describe(counts: np.ndarray) -> Json:
+    """Returns `totals` of `count`, bytes and unknown tokens, and the bits per byte."""
+    size, unknown = map(int, counts[3:])
     return {
-        **counts,
+        **totals(counts),
         "bytes": size,
-        "bits_per_byte": bits / size if size else None,
+        "bits_per_byte": metrics.bits(counts[2]) / size if size else None,
         "unknown_tokens": unknown,
     }
 
 
 def split(
-    per: str, document: Document, nll_T: np.ndarray, vocab: Vocab
+    per: str, document: Document, nlls: Iterable[np.ndarray], vocab: Vocab
 ) -> Iterator[Json]:
-    """Yields a document's lines or tokens; the nll of one without context is None."""
-    texts = spell(vocab.decode, document.tokens_T)
-    start, line = 0, 1
-    for at, (token, text) in enumerate(zip(document.tokens_T, texts, strict=True)):
-        place = {"document": document.name, "line": line}
-        if per == "token":
-            nll = float(nll_T[at]) if np.isfinite(nll_T[at]) else None
-            yield {**place, "index": at, "token": int(token), "text": text, "nll": nll}
-        if "\n" in text or at + 1 == len(texts):
-            if per == "line":
-                words = "".join(texts[start : at + 1])
-                yield {**place, "text": words, **totals(nll_T[start : at + 1])}
-            start, line = at + 1, line + 1
+    """Yields a document's lines or tokens, or else nothing, as it reads all of nlls."""
+    at, line, words, kept = 0, 1, [], array("f")
+    for nll_T in nlls:
+        if per not in ("line", "token"):
+            continue
+        before = min(at, CONTEXT)
+        tokens_T = document.tokens_T[at - before : at + len(nll_T)]
+        texts = spell(vocab.decode, tokens_T, before)
+        for token, text, nll in zip(tokens_T[before:], texts, nll_T, strict=True):
+            place = {"document": document.name, "line": line}
+            if per == "token":
+                scores = {"token": int(token), "text": text, "nll": float(nll)}
+                yield {**place, "index": at, **scores}
+            words.append(text)
+            kept.append(nll)
+            at += 1
+            if "\n" in text or at == len(document.tokens_T):
+                if per == "line":
+                    scores = totals(count(np.array(kept)))
+                    yield {**place, "text": "".join(words), **scores}
+                line, words, kept = line + 1, [], array("f")

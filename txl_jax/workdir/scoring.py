@@ -9,13 +9,13 @@ import numpy as np
 
 from txl_jax.data.number import NumberVocab
 from txl_jax.errors import UserError, prefixed, refuse
-from txl_jax.evaluate.score import Results, TextReader
+from txl_jax.evaluate.score import Results, TextReader, join
 from txl_jax.runtime.storage import to_utf8
 from txl_jax.workdir.load import Loaded
 
 Text = str | np.ndarray | list[int]
-# (texts, prefix_T) -> the results of each text.
-ReadTexts = Callable[[Iterable[np.ndarray], np.ndarray], Iterator[Results]]
+# (texts, prefix_T) -> the results of each text, in parts.
+ReadTexts = Callable[[Iterable[np.ndarray], np.ndarray], Iterator[Iterator[Results]]]
 
 
 @functools.lru_cache(maxsize=4)
@@ -60,7 +60,7 @@ def _read(
     prefix_T = encode(loaded, prefix, "prefix")
     encoded = (encode(loaded, text, f"texts[{n}]") for n, text in enumerate(texts))
     read_texts = open_reader(loaded, name)
-    return [results[name] for results in read_texts(encoded, prefix_T)]
+    return [join(parts)[name] for parts in read_texts(encoded, prefix_T)]
 
 
 def open_reader(loaded: Loaded, *names: str) -> ReadTexts:
