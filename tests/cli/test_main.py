@@ -76,7 +76,7 @@ def test_the_last_line_is_the_result(home: Home) -> None:
     assert set(result["baselines_bpc"]) == {"order-2", "order-3", "gzip -9", "xz -9"}
     assert len(home.trained.out.splitlines()) == 1 and documented("train", result)
     line = home.trained.err.splitlines()[-1]
-    scores = f"test: {result['bits_per_byte']:.2f} bits per byte, perplexity "
+    scores = f"test: {result['bpc']:.2f} bits/token, perplexity "
     assert line.startswith(f"{scores}{result['ppl']:.2f}, {len(test) - 1} tokens, ")
     # Uniform bytes are ln 256 = 5.5 nats.
     assert result["nll"] < 2.5

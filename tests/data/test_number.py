@@ -117,7 +117,7 @@ def test_a_model_of_numbers_is_trained_scored_and_sampled(tmp_path: Path) -> Non
     flags = (f"--config.{name}={value}" for name, value in changes.items())
     trained = command(f"--config={tmp_path / 'tiny.py'}", run, *flags)
     assert trained.result["nll"] < 0.5 and "word_ppl" not in trained.result
-    assert "bits per token, perplexity" in trained.err
+    assert "bits/token, perplexity" in trained.err
     assert re.search(r"a sample:\n0 3 6 9 [0-9 ]{180,} \[...\]\n", trained.err)
 
     np.save(tmp_path / "more.npy", cycle[:50])

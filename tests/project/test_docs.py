@@ -184,7 +184,7 @@ def stated() -> Iterator[tuple[str, str]]:
     quickstart = log("quickstart.json")
     bits = {**quickstart["baselines_bpc"], "this model": quickstart["bpc"]}
     for name, bpc in bits.items():
-        yield "README.md", f"{name}: {bpc:.3f} bits per token on test"
+        yield "README.md", f"{name}: {bpc:.3f} bits/token on test"
     row, page = log("speed.json")["rows"][-1], "docs/long_context.md"
     for ratio in (row["ratio"], row["fair_ratio"], row["predicted_fair_ratio"]):
         yield page, f"{ratio:,.0f}"

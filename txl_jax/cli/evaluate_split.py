@@ -62,10 +62,11 @@ def describe(result: Json) -> str:
 
 
 def describe_nll(result: Json) -> str:
-    """Returns bits per byte, or per token, the perplexity and the tokens."""
-    bits = f"{metrics.bits(result['nll']):.2f} bits per token"
-    if result.get("bits_per_byte"):  # absent for a part of a split, or for numbers
-        bits = f"{result['bits_per_byte']:.2f} bits per byte"
+    """Returns bits per token, and per byte if that differs, perplexity and tokens."""
+    bits = f"{metrics.bits(result['nll']):.2f} bits/token"
+    per_byte = result.get("bits_per_byte")  # absent for a part of a split, or numbers
+    if per_byte and not bits.startswith(f"{per_byte:.2f} "):
+        bits += f", {per_byte:.2f} bits/byte"
     return f"{bits}, perplexity {result['ppl']:,.2f}, {result['tokens']:,} tokens"
 
 
@@ -139,7 +140,7 @@ def evaluate_cold_start(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
     result |= describe_input(loaded, tokens)
     result["seconds"] = time.perf_counter() - started
     say(
-        f"{config.split}: {result['settled_bpc']:.2f} bits per token after "
+        f"{config.split}: {result['settled_bpc']:.2f} bits/token after "
         f"{len(nll_T):,} tokens; a cold start costs {result['cost_nats']:.1f} nats"
     )
     curve = {"nll_by_tokens_read": [round(nll, 6) for nll in nll_T.tolist()]}

@@ -160,7 +160,7 @@ def evaluate_best(workdir: Path, run: TrainedRun) -> Json:
     say(f"a sample:\n{first}\n")
     ranking = {"this model": result["bpc"], **baselines_bpc}
     for name, bits in sorted(ranking.items(), key=lambda row: row[1]):
-        say(f"{name:>12}: {bits:.3f} bits per token on {config.eval.split}")
+        say(f"{name:>12}: {bits:.3f} bits/token on {config.eval.split}")
     result["picture"] = str(workdir / "loss.png")
     result["sample"] = str(workdir / "sample.txt")
     with writing(workdir, result) as folder:
