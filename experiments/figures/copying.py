@@ -38,7 +38,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.tasks import PATTERN, Copying, Recall
 from txl_jax.report import provenance
 from txl_jax.report.log import say
-from txl_jax.runtime.storage import refusing_damage
+from txl_jax.runtime.storage import refusing_damage, write_atomically
 from txl_jax.workdir import load
 
 from . import program
@@ -118,9 +118,7 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
     result["seconds"] = time.perf_counter() - started
     result["provenance"] = provenance.describe_result()
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f"{RESULT}.tmp"
-    fresh.write_text(json.dumps(result) + "\n", "utf-8")
-    fresh.replace(folder / RESULT)
+    write_atomically(folder / RESULT, json.dumps(result) + "\n")
     return result
 
 
@@ -276,7 +274,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "cells": cells,
         "picture": str(picture),
     }
-    (args.workdir / "copying.json").write_text(json.dumps(result) + "\n", "utf-8")
+    write_atomically(args.workdir / "copying.json", json.dumps(result) + "\n")
     return result
 
 

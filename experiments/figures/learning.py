@@ -21,6 +21,7 @@ from txl_jax.config import LOCAL
 from txl_jax.errors import UserError
 from txl_jax.report.log import read_metrics
 from txl_jax.report.plots import empty
+from txl_jax.runtime.storage import write_atomically
 from txl_jax.workdir.claim import read_run
 from txl_jax.workdir.folder import METRICS, RUN
 
@@ -123,7 +124,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             config.get(section, {}).pop(name, None)
     run["config"] = config
     rows = [{name: run[name] for name in PROVENANCE}, *lines]
-    args.log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    write_atomically(args.log, "".join(f"{json.dumps(row)}\n" for row in rows))
     plot(lines, args.level, args.picture)
     return min(lines, key=lambda line: line["valid_nats"])
 

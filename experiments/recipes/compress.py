@@ -49,7 +49,7 @@ from txl_jax.report import provenance
 from txl_jax.report.log import Progress
 from txl_jax.runtime import programs
 from txl_jax.runtime.programs import Program
-from txl_jax.runtime.storage import refusing_damage, write_atomically
+from txl_jax.runtime.storage import refusing_damage, replacing
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.optim import clip
@@ -275,8 +275,9 @@ def convert(direction: str, file: Path, out: Path, seed: int) -> dict[str, Any]:
     """Writes a file, and returns its figures; the seconds include compilation."""
     started, source = time.perf_counter(), file.read_bytes()
     encodes = direction == "encode"
-    result = encode(source, seed) if encodes else decode(source, file)
-    write_atomically(out, result)
+    with replacing(out) as new:
+        result = encode(source, seed) if encodes else decode(source, file)
+        new.write(result)
     plain, packed = (source, result) if encodes else (result, source)
     return {
         "direction": direction,

@@ -29,7 +29,7 @@ from etils import epy
 import txl_jax
 from txl_jax.errors import UserError, refuse
 from txl_jax.generate.sampler import Reading, Sampler, choose
-from txl_jax.runtime.storage import DAMAGE, write_atomically
+from txl_jax.runtime.storage import DAMAGE, replacing
 
 from ..figures import program
 
@@ -180,9 +180,10 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
         starts = np.flatnonzero(grammar.type_V[tokens] == "Bar")
         tokens = tokens[: [*starts, None][min(args.prompt_bars, len(starts))]]
     flags = {"temperature": args.temperature, "num_tokens": 200 * args.bars}
-    tokens = extend(loaded, grammar, tokens, args.bars, seed=args.seed, **flags)
-    score = tokenizer.decode([miditok.TokSequence(ids=tokens[1:])])
-    write_atomically(args.out, score.dumps_midi())
+    with replacing(args.out) as file:
+        tokens = extend(loaded, grammar, tokens, args.bars, seed=args.seed, **flags)
+        score = tokenizer.decode([miditok.TokSequence(ids=tokens[1:])])
+        file.write(score.dumps_midi())
     bars, ended = [*grammar.type_V[tokens]].count("Bar"), tokens[-1] == END
     return {"bars": bars, "notes": score.note_num(), "ended": ended}
 

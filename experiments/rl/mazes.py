@@ -121,7 +121,7 @@ def measure(args: argparse.Namespace) -> Json:
         "seeds": args.seeds,
         "cells": cells,
     }
-    (args.workdir / "mazes.json").write_text(to_json(result) + "\n", "utf-8")
+    write_atomically(args.workdir / "mazes.json", to_json(result) + "\n")
     return result
 
 

@@ -44,7 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     data = {"corpus": "text", "path": path / "text.txt", "data_dir": path / "data"}
     flags = [f"--config.data.{name}={value}" for name, value in data.items()]
     for name in ("run", "walk"):  # left by killed imports
-        (path / f".incomplete-{name}" / name / "checkpoints").mkdir(parents=True)
+        (path / f".incomplete-{name}" / "checkpoints").mkdir(parents=True)
     done = imported(path / "model", path / "run", *flags)
     assert documented("import", done.result)
     return Home(path / "model", path / "run", done.result)

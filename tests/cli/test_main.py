@@ -327,21 +327,23 @@ def test_mapping_attention(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    "mode, flag, name",
+    "mode, flag, name, reason",
     [
-        ("attention", "--max_tokens=16", "attention_heads.png"),
-        ("evaluate", "--sweep=cold_start=9", "cold_start.json"),
-        ("train", "--config.eval.split=valid", "sample.txt"),
+        ("attention", "--max_tokens=16", "attention_heads.png", "Is a directory"),
+        ("evaluate", "--sweep=cold_start=9", "cold_start.json", "not a regular file"),
+        ("train", "--config.eval.split=valid", "sample.txt", "not a regular file"),
     ],
 )
-def test_unwritten_files(own_home: Home, mode: str, flag: str, name: str) -> None:
+def test_unwritten_files(
+    own_home: Home, mode: str, flag: str, name: str, reason: str
+) -> None:
     path = own_home.run / name
     path.unlink(missing_ok=True)
     path.mkdir()
     done = own_home.read(mode, flag)
     path.rmdir()
     result = json.loads(done.out)
-    line = f"cannot use {path} (Is a directory): fix this and run the command again"
+    line = f"cannot use {path} ({reason}): fix this and run the command again"
     assert (done.status, result["unwritten"]) == (2, line)
     assert done.err.splitlines()[-1] == f"txl_jax: {line}"
     assert result["split"] and own_home.read(mode, flag).status == 0

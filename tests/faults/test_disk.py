@@ -209,6 +209,44 @@ def test_a_file_is_synced_before_it_replaces_another(
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (path := tmp_path / ".metrics.jsonl.tmp").mkdir()
-    with refused(f"cannot write {path} .Is a directory"):
-        MetricsLog(tmp_path / "metrics.jsonl", 0, 9, 1)
+    path = tmp_path / "none" / "metrics.jsonl"
+    with pytest.raises(FileNotFoundError) as caught:
+        MetricsLog(path, 0, 9, 1)
+    assert storage.machine_error(caught.value).startswith(f"cannot use {path} (No such")
+
+
+def test_links_are_followed_and_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(FileExistsError, match=f"not a regular file: '{path}'"):
+            storage.write_atomically(path, "new")
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "folder").mkdir()
+    for name in ("old", "absent"):
+        link, target = tmp_path / f"to_{name}", tmp_path / "folder" / name
+        link.symlink_to(target)
+        for content in ("one", "two"):
+            storage.write_atomically(link, content)
+            assert link.is_symlink() and target.read_text() == content
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "none/x", "loop"])
+def test_a_file_that_cannot_be_made_fails_before_the_work(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    storage.write_atomically(tmp_path / ("x" * 255), "new")
+    before = [*tmp_path.iterdir()]
+    with pytest.raises(OSError, match=f"'{tmp_path / name}'"):
+        with storage.replacing(tmp_path / name):
+            pytest.fail("the work began")
+    assert before == [*tmp_path.iterdir()]
+
+
+def test_a_full_disk_keeps_the_old_file_and_is_reported_with_its_path(
+    tmp_path: Path,
+) -> None:
+    (path := tmp_path / "old").write_text("old")
+    with full_disk(), pytest.raises(OSError, match=f"File too large: '{path}'"):
+        storage.write_atomically(path, bytes(LIMIT_BYTES + 1))
+    assert [path] == [*tmp_path.iterdir()] and path.read_text() == "old"

@@ -199,7 +199,7 @@ attention run --config.eval.streams=16    | train, evaluate, import, compile, ta
 evaluate run --checkpoint=5               | give best, latest
 evaluate run --streams=8000               | too few for 8000 streams
 evaluate run --sweep=mem_len=0,8 --ext_len=4 --mem_len=0 | eval.ext_len = 4 with eval.m
-generate run --output={home}/no/where     | no/where' cannot be written
+generate run --output={home}/no/where     | cannot use {home}/no/where (No such file
 generate run --prompt=@{text} --output={text} | is a text to read: choose another
 
 txl --mode=import --format=nvidia --workdir={home}/new | give --source
@@ -217,7 +217,7 @@ import tensorflow model {mem_len}         | {home}/model
 export run --format=txl_jax               | --target='' exists or is a folder
 export run --format=pytorch --target=x    | must be one of txl_jax
 export run --format=txl_jax --target={run} | run' exists or is a folder
-export run --format=txl_jax --target={text}/x | give another folder
+export run --format=txl_jax --target={text}/x | cannot use {text}
 
 config tiny.py                      | Permission denied): give another --workdir | .
 config tiny.py                      | PermissionError            | tiny.py
@@ -225,7 +225,10 @@ evaluate run                        | {home}/run/config.json     | run/config.js
 evaluate run --checkpoint=60        | cannot read | run/checkpoints/60/record/metadata
 new data.path={home}/words.txt      | make it readable           | words.txt
 new data.path={home}/many.txt       | to a writable folder       | data/txl_jax
-import huggingface model            | give another folder        | .
+import huggingface model            | new (Permission denied)    | .
+
+score run --path={text} --output={home}/no/x.npz | cannot use {home}/no/x.npz (No such
+score run --path={text} --output={home}/pipe.npz | pipe.npz (not a regular file
 """
 
 
@@ -294,7 +297,8 @@ def inputs(home: trained.Home) -> Iterator[Inputs]:
             (path / name).parent.mkdir(exist_ok=True)
             data = content if isinstance(content, bytes) else content.encode()
             (path / name).write_bytes(data)
-        os.mkfifo(path / "pipe")
+        for name in ("pipe", "pipe.npz"):
+            os.mkfifo(path / name)
         (folder_of(path / "model") / "model.safetensors").chmod(0o644)
         for name, (source, file, change) in COPIES.items():
             shutil.copytree(path / source, path / name)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +45,8 @@ ORIGIN = (
 def import_model(options: ConvertConfig, workdir: Path, overrides: Values) -> Json:
     """Creates a workdir from another model, with overrides of its config."""
     refuse_used(workdir)
+    place = options.source and str(storage.local_path(options.source, "--source"))
+    options = dataclasses.replace(options, source=place)
     formats.check(options)
     with waiting(f"reading {options.source}"), explaining(options):
         source, saved, trained = read_source(options, overrides)
@@ -63,8 +64,7 @@ def import_model(options: ConvertConfig, workdir: Path, overrides: Values) -> Js
         IMPORTED: origin | ({"origin": trained} if trained else {}),
         "starts": [provenance.start(state)],
     }
-    with complete_or_absent(workdir) as fresh:
-        fresh.mkdir(exist_ok=True)
+    with creating(workdir) as fresh:
         opened = save_restore.Checkpoints(fresh, parsed.checkpoint)
         with waiting(f"writing {workdir}"), opened as manager:
             manager.save_items(source.step, {"params": source.params})
@@ -149,19 +149,22 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
         raise UserError(
             f"--dtype={options.dtype} is not for --format={STABLEHLO}: leave it out"
         )
-    target, remote = Path(options.target), storage.is_remote(options.target)
+    target = storage.local_path(options.target, "--target")
+    remote = storage.is_remote(options.target)
     if remote or target.exists() or options.target.endswith("/"):
         raise UserError(
             f"--target={options.target!r} exists or is a folder, or is on gs://: give "
             "a new file on this machine"
         )
-    with complete_or_absent(target) as fresh:
-        if options.format == STABLEHLO:
-            model = generation_model(loaded.config.model, loaded.config.generate)
-            L = loaded.config.eval.tgt_len
+    if options.format == STABLEHLO:
+        model = generation_model(loaded.config.model, loaded.config.generate)
+        L = loaded.config.eval.tgt_len
+        with storage.replacing_folder(target) as fresh:
+            fresh.rmdir()  # `save` makes it
             stablehlo.save(model, loaded.params, loaded.vocab, L, fresh)
-        else:
-            save_release(make_release(loaded, workdir), fresh, options.dtype)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_release(make_release(loaded, workdir), target, options.dtype)
     files = sorted(target.iterdir()) if target.is_dir() else [target]
     say(f"update {loaded.step} exported to {target}")
     return {
@@ -197,29 +200,16 @@ def refuse_used(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def complete_or_absent(path: Path) -> Iterator[Path]:
-    """Yields a path to write to, which becomes `path` if the block succeeds."""
-    if storage.is_remote(path):
-        mark = path / INCOMPLETE
-        mark.write_text("The import has not finished.\n")
-        for old in path.iterdir():
-            if old.name != INCOMPLETE:
-                old.rmtree() if old.is_dir() else old.unlink()  # type: ignore
-        yield path
-        mark.unlink()
+def creating(path: Path) -> Iterator[Path]:
+    """Yields a folder to write to, which becomes `path` if the block succeeds."""
+    if not storage.is_remote(path):
+        with storage.replacing_folder(path) as fresh:
+            yield fresh
         return
-    scratch = path.absolute().with_name(f".incomplete-{path.name}")
-    fresh = scratch / path.name
-    try:
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
-        yield fresh
-        for each in (*fresh.rglob("*"), fresh):
-            storage.sync(each)
-        fresh.rename(path)
-        storage.sync(scratch.parent)
-    except OSError as error:
-        failure = f"cannot write {storage.place(error) or path} ({error.strerror})"
-        raise UserError(f"{failure}: give another folder") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    mark = path / INCOMPLETE
+    mark.write_text("The import has not finished.\n")
+    for old in path.iterdir():
+        if old.name != INCOMPLETE:
+            old.rmtree() if old.is_dir() else old.unlink()  # type: ignore
+    yield path
+    mark.unlink()

@@ -80,17 +80,20 @@ def draw_samples(
     model = config.model, loaded.params, vocab
     drawn = texts.draw(*model, options, prompts, show, reading, every)
     samples: list[texts.Sample] = []
-    with json_lines("" if arrays else options.output, "generate.output") as append:
+    lines, numbers = ("", options.output) if arrays else (options.output, "")
+    with (
+        json_lines(lines, "generate.output") as append,
+        writing(numbers, "generate.output") as file,
+    ):
         for sample in drawn:
             samples.append(sample)
             append(sample.describe(loaded.step))
             if len(prompts) > 1:
                 head = f"=== sample {len(samples)} of {len(prompts)}"
                 show(f"{head}, seed {sample.seed}\n{sample.text}\n")
-    if arrays and distributed.is_first():
-        rows = [np.array(sample.tokens, vocab.dtype) for sample in samples]
-        with writing(options.output, "generate.output") as target:
-            np.save(target, rows[0] if len(rows) == 1 else np.stack(rows))
+        if arrays:
+            rows = [np.array(sample.tokens, vocab.dtype) for sample in samples]
+            np.save(file, rows[0] if len(rows) == 1 else np.stack(rows))
     return samples
 
 

@@ -90,7 +90,12 @@ def score_documents(
     number, rows, whole, counts = 0, [], np.zeros(5), np.zeros(5)
     hidden: Json = {}
     per = config.per if config.output and not config.hidden else ""
-    with json_lines(config.output, "score.output") as write, Progress("score") as bar:
+    lines, arrays = ("", config.output) if config.hidden else (config.output, "")
+    with (
+        json_lines(lines, "score.output") as write,
+        writing(arrays, "score.output") as file,
+        Progress("score") as bar,
+    ):
 
         def add(results: Results) -> np.ndarray:
             counts[:3] += score.count(results["nll"])
@@ -112,9 +117,8 @@ def score_documents(
             if per == "document":
                 write(row)
             rows.extend([] if per else [row])
-    if config.hidden:
-        with writing(config.output, "score.output") as target:
-            np.savez(target, **hidden)
+        if config.hidden:
+            np.savez(file, **hidden)
     result = describe(whole)
     if not result["scored_tokens"]:
         raise UserError(

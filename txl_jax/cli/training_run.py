@@ -166,7 +166,7 @@ def evaluate_best(workdir: Path, run: TrainedRun) -> Json:
     with writing(workdir, result) as folder:
         lines = read_metrics(workdir / METRICS)
         plots.plot_loss(lines, folder / "loss.png", baselines_bpc)
-        (folder / "sample.txt").write_text(sample, "utf-8")
+        write_atomically(folder / "sample.txt", sample)
         viewers.write_result(workdir, folder, loaded.step, scores, sample)
         write_atomically(folder / RESULT, to_json(result, indent=2) + "\n")
     say(evaluate_split.describe(result))

@@ -18,6 +18,7 @@ from txl_jax.checkpoint.manifest import Manifest, checksums
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
 from txl_jax.model.initializers import Params
+from txl_jax.runtime.storage import write_atomically
 
 FORMAT = "txl_jax 1"  # the version that is written and read
 EXPORT = "--mode=export --format=txl_jax"
@@ -48,7 +49,7 @@ def save_release(release: Release, path: Path, dtype: str = "float32") -> None:
         "manifest": json.dumps(manifest.to_json()),
         "origin": json.dumps(release.origin),
     }
-    path.write_bytes(array_file.pack(params, FORMAT, texts))
+    write_atomically(path, array_file.pack(params, FORMAT, texts))
 
 
 def read_release(path: Path) -> Release:

@@ -85,7 +85,7 @@ def _roots(config: DataConfig) -> tuple[Path, RemotePath | None]:
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"  # as in TFDS
     data_dir = config.data_dir or default
     if "://" not in data_dir:
-        return Path(data_dir).expanduser().absolute(), None
+        return storage.local_path(data_dir, "data.data_dir").absolute(), None
     # A folder of this host mirrors the remote one.
     name = hashlib.sha256(data_dir.rstrip("/").encode()).hexdigest()[:16]
     remote = storage.remote_path(data_dir, "data.data_dir")
@@ -158,7 +158,7 @@ def _prepare(config: DataConfig) -> Tokens:
                 if _is_complete(folder, manifest):
                     pass
                 elif manifest:
-                    with _replacing(folder) as incomplete:
+                    with storage.replacing_folder(folder) as incomplete:
                         _fetch(remote, manifest, incomplete)
                 else:
                     _make(source, recipe, vocab, folder)
@@ -202,7 +202,7 @@ def _make(
     try:
         # TFDS prepares the corpus in folder.parent, which must not exist before.
         text = source.open(scratch)
-        with _replacing(folder) as incomplete:
+        with storage.replacing_folder(folder) as incomplete:
             encoder = Encoder(source.corpus, recipe, text)
             vocab, splits = encoder.encode(vocab, incomplete)
             vocabulary.save(vocab, incomplete / VOCAB)
@@ -224,24 +224,6 @@ def _make(
         shutil.rmtree(scratch, ignore_errors=True)
     counts = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
     say(f"data: {counts} tokens in {time.monotonic() - start:.1f} s")
-
-
-@contextlib.contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """Yields a folder to write to, which becomes `folder` when the context ends."""
-    incomplete = folder.with_name(f"{folder.name}.incomplete")
-    for leftover in (incomplete, folder):
-        shutil.rmtree(leftover, ignore_errors=True)
-    incomplete.mkdir(parents=True)
-    try:
-        yield incomplete
-    except UserError:
-        shutil.rmtree(incomplete)  # another attempt would fail too
-        raise
-    for path in (*incomplete.iterdir(), incomplete):
-        storage.sync(path)
-    incomplete.rename(folder)
-    storage.sync(folder.parent)
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ from txl_jax.paper.tasks import FIRST_ANSWER, TEXTS
 from txl_jax.report.log import say, spent_seconds
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.programs import Program, user_cache
-from txl_jax.runtime.storage import Json
+from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.update.state import abstract_segments
 from txl_jax.update.step import make_updater
 from txl_jax.workdir import claim
@@ -292,7 +292,7 @@ def write(table: TableConfig, workdir: Path, cells: list[Json], origin: Json) ->
 
     def draw(_: Json, path: Path) -> None:
         plot(rows, path)
-        path.with_suffix(".md").write_text(text, "utf-8")
+        write_atomically(path.with_suffix(".md"), text)
 
     say(text)
     return result | write_files(workdir / MEMORIES, result, draw)

@@ -178,7 +178,7 @@ def write(
 
     def plot(_: Json, path: Path) -> None:
         comparison.plot(title, table.table, results, path)
-        path.with_suffix(".md").write_text(text, "utf-8")
+        write_atomically(path.with_suffix(".md"), text)
 
     say(text)
     return result | write_files(workdir / f"table{table.table}", result, plot)

@@ -18,9 +18,9 @@ import tqdm
 from txl_jax.errors import UserError, printable
 from txl_jax.metrics import bits
 from txl_jax.report.timing import Timing
-from txl_jax.runtime import distributed
+from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.preemption import listening
-from txl_jax.runtime.storage import DAMAGE, Json, place, write_atomically
+from txl_jax.runtime.storage import DAMAGE, Json, write_atomically
 
 # A function of (step, numbers by tag), called for each new line of metrics.jsonl.
 SendLine = Callable[[int, dict[str, float]], object]
@@ -170,7 +170,7 @@ class MetricsLog:
         ideal_seconds: float = 0.0,
         has_validation: bool = True,
     ):
-        """Opens the file and cuts it to the steps up to last_step; raises UserError.
+        """Opens the file and cuts it to the steps up to last_step; raises OSError.
 
         send: called for each new line. has_validation: the validation of last_step is
         not repeated, so its line stays.
@@ -186,16 +186,9 @@ class MetricsLog:
             if line["step"] < last_step
             or (line["step"] == last_step and (has_validation or _is_update(line)))
         ]
-        try:
-            if self.path:
-                text = b"".join(map(_encode, lines))
-                write_atomically(path, text)
-            self.file = (self.path or Path(os.devnull)).open("ab", buffering=0)
-        except OSError as error:
-            raise UserError(
-                f"cannot write {place(error) or path} ({error.strerror}): free the "
-                "disk or fix its permissions, or choose another --workdir"
-            ) from error
+        if self.path:
+            write_atomically(path, b"".join(map(_encode, lines)))
+        self.file = (self.path or Path(os.devnull)).open("ab", buffering=0)
         if lines:
             self.timing.totals |= lines[-1]["timing"]["total_seconds"]
         elif self.path and last_step:
@@ -297,19 +290,18 @@ def to_json(result: object, indent: int | None = None) -> str:
 
 
 @contextlib.contextmanager
-def writing(path: str, field: str) -> Iterator[Path]:
-    """Yields the path; raises UserError, naming the config field, if writing fails."""
-    try:
-        yield Path(path).expanduser()
-    except OSError as error:
-        raise UserError(
-            f"{field} = {path!r} cannot be written ({error.strerror}): choose another"
-        ) from error
+def writing(path: str, field: str) -> Iterator[io.BytesIO]:
+    """Opens a file with `storage.replacing`, in the first process; "" = nowhere."""
+    if path and distributed.is_first():
+        with storage.replacing(storage.local_path(path, field)) as file:
+            yield file
+    else:
+        yield io.BytesIO()
 
 
 def require_other(path: str, read: Iterable[Path], field: str) -> None:
     """Raises UserError if a file to write is one of the files to read."""
-    target = Path(path).expanduser()
+    target = storage.local_path(path, field)
     if path and target.exists() and any(map(target.samefile, read)):
         raise UserError(f"{field} = {path!r} is a text to read: choose another")
 
@@ -323,10 +315,10 @@ def json_lines(path: str, field: str) -> Iterator[Callable[[Json], None]]:
     if not path or not distributed.is_first():
         yield lambda record: None
         return
-    with writing(path, field) as target:
-        is_file = target.is_file() or not target.exists()  # not a pipe or a device
-        fresh = Path(f"{target}.incomplete") if is_file else target
-        file = fresh.open("w", encoding="utf-8")
-    with file, listening(f"ended by a signal: {fresh} is incomplete"):
+    target = storage.local_path(path, field).resolve()
+    is_file = target.is_file() or not target.exists()  # not a pipe or a device
+    fresh = Path(f"{target}.incomplete") if is_file else target
+    waiting = listening(f"ended by a signal: {fresh} is incomplete")
+    with fresh.open("w", encoding="utf-8") as file, waiting:
         yield lambda record: print(to_json(record), file=file, flush=True)
     fresh.replace(target)

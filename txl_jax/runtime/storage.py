@@ -7,14 +7,18 @@ same methods and takes a tenth of a second to import.
 import contextlib
 import errno
 import importlib.util
+import io
 import os
 import re
+import secrets
+import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, refuse
 
 # A JSON object, such as the result of a mode.
 Json = dict[str, Any]
@@ -61,10 +65,15 @@ def remote_path(address: str, flag: str) -> Path:
 
 
 def user_path(address: str, flag: str) -> Path:
-    """Returns the path of a file of the user, local or on gs://; raises UserError."""
-    if is_remote(address):
-        return remote_path(address, flag)
-    return Path(address).expanduser()
+    """Returns a path that a user typed, local or on gs://; raises UserError."""
+    return (remote_path if "://" in address else local_path)(address, flag)
+
+
+def local_path(address: str, flag: str) -> Path:
+    """Returns a local path that a user typed, with ~ expanded; raises UserError."""
+    path = os.path.expanduser(address)
+    refuse(path[:1] == "~", f"{flag}={address!r}: no such user: give the whole path")
+    return Path(path)
 
 
 def is_file(path: Path) -> bool:
@@ -85,20 +94,65 @@ def absolute(path: Path) -> Path:
     return path if is_remote(path) else path.absolute()
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file so that it appears complete, as each object on gs:// does."""
-    data = content.encode() if isinstance(content, str) else content
-    if is_remote(path):
-        path.write_bytes(data)
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[io.BytesIO]:
+    """Yields a buffer whose content becomes a file's, whole or not at all.
+
+    Follows links. Raises OSError with the path; before the block, if it is of a device
+    or a folder, or no file can be made there.
+    """
+    content = io.BytesIO()
+    if is_remote(path):  # an object appears complete
+        yield content
+        path.write_bytes(content.getvalue())
         return
-    fresh = path.with_name(f".{path.name}.tmp")
-    fresh.unlink(missing_ok=True)  # a link, which would be followed
+    target = Path(os.path.realpath(path))
+    fresh = target.with_name(f".{secrets.token_hex(4)}.tmp")  # `path` may be long
+    with naming(path):
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(target.stat().st_mode):
+                raise FileExistsError(errno.EEXIST, "not a regular file")
+        fresh.touch(exist_ok=False)
     try:
-        fresh.write_bytes(data)
-        sync(fresh)
-        fresh.replace(path)
+        yield content
+        with naming(path):
+            fresh.write_bytes(content.getbuffer())
+            sync(fresh)
+            fresh.replace(target)
     finally:
-        fresh.unlink(missing_ok=True)  # after a failed write
+        fresh.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives the path to an OSError that has none, or that of a temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file with `replacing`."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yields an empty folder that replaces a local one, whole or not at all."""
+    fresh = path.absolute().with_name(f".incomplete-{path.name}")
+    try:
+        for leftover in (fresh, path):
+            shutil.rmtree(leftover, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        yield fresh
+        for each in (*fresh.rglob("*"), fresh):
+            sync(each)
+        fresh.rename(path)
+        sync(fresh.parent)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -156,8 +210,9 @@ def machine_error(error: BaseException) -> str:
     if not isinstance(error, OSError):
         return ""
     where = place(error) or "the disk or stdout"
-    is_broken_link = error.errno == errno.ENOENT and os.path.islink(where)
-    if error.errno not in OF_THE_MACHINE and not is_broken_link:
+    is_lost = os.path.islink(where) or not os.path.isdir(os.path.dirname(where) or ".")
+    known = (*OF_THE_MACHINE, errno.ENOENT) if is_lost else OF_THE_MACHINE
+    if error.errno not in known:
         return ""
     return f"cannot use {where} ({error.strerror}): fix this and run the command again"
 

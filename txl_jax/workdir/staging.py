@@ -142,15 +142,14 @@ def write_files(stem: Path, result: Json, plot: Callable[[Json, Path], None]) ->
     lost: Json = {}
     with writing(stem.parent, lost) as folder:
         plot(result, folder / f"{stem.name}.png")
-        (folder / f"{stem.name}.json").write_text(text, "utf-8")
+        storage.write_atomically(folder / f"{stem.name}.json", text)
     return {"provenance": made["provenance"], **lost} if lost else made
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays by name to a .npz; raises one of `storage.errors`."""
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
-    storage.write_atomically(path, file.getvalue())
+    with storage.replacing(path) as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
