@@ -3,11 +3,13 @@
 Dims: as in `txl_jax`.
 """
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import txl_jax
@@ -25,22 +27,59 @@ def make_loaded(model: ModelConfig) -> Any:
     return tiny.loaded(tiny.make_params(model))._replace(config=config)
 
 
-@pytest.mark.parametrize(
-    "kind", [{}, tiny.COMPRESSED, tiny.TOKENS, RETRIEVAL, tiny.FAST]
-)
-def test_reading_goes_on(kind: dict[str, Any], tmp_path: Path) -> None:
-    """Every bit of a memory of two streams is kept."""
+KINDS: list[dict[str, Any]]
+KINDS = [{}, tiny.COMPRESSED, tiny.TOKENS, RETRIEVAL, tiny.FAST]
+
+
+@pytest.mark.parametrize("mem_len", [5, 7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_goes_on(kind: dict[str, Any], mem_len: int, tmp_path: Path) -> None:
+    """Every bit of a memory of two streams is kept, also of another length."""
     loaded = make_loaded(model := tiny.config(**kind))
-    memory = choose_kind(model).empty(2)
+    memory = choose_kind(dataclasses.replace(model, mem_len=mem_len)).empty(2)
     _, memory = tiny.apply(model, loaded.params, TOKENS_BL[:, :8], memory)
     txl_jax.save_memory(tmp_path / "memory", loaded, memory)
     again = txl_jax.load_memory(tmp_path / "memory", loaded)
-    tiny.assert_equal(again, memory)
+    tiny.assert_equal(*map(jax.tree.leaves, (again, memory)))
     results = [
-        tiny.apply(model, loaded.params, TOKENS_BL[:, 8:], each)
+        jax.tree.leaves(tiny.apply(model, loaded.params, TOKENS_BL[:, 8:], each))
         for each in (again, memory)
     ]
     tiny.assert_equal(*results)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_memory_of_the_model_is_saved(
+    kind: dict[str, Any], tmp_path: Path
+) -> None:
+    loaded = make_loaded(model := tiny.config(**kind))
+    memory = choose_kind(model).empty(2)
+    deep = choose_kind(dataclasses.replace(model, n_layer=3)).empty(2)
+    other = choose_kind(tiny.config(**({} if kind else tiny.FAST))).empty(2)
+    wrong: Any
+    for wrong in (None, (TOKENS_BL, memory), deep, other):
+        with refused("memory has arrays of shapes .* this model's .*: give"):
+            txl_jax.save_memory(tmp_path / "memory", loaded, wrong)
+
+    def spoil(x: jax.Array) -> jax.Array:
+        return x + jnp.nan if x.dtype == jnp.float32 else x
+
+    with refused("memory: .* is not finite"):
+        txl_jax.save_memory(tmp_path / "memory", loaded, jax.tree.map(spoil, memory))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_path_may_begin_with_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, memory = make_loaded(tiny.CONFIG), choose_kind(tiny.CONFIG).empty(1)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    txl_jax.save_memory("~/memory", loaded, memory)
+    tiny.assert_equal(txl_jax.load_memory("~/memory", loaded), memory)
+    with refused("path='~no.one/memory': no such user"):
+        txl_jax.save_memory("~no.one/memory", loaded, memory)
+    with refused(f"{tmp_path}/absent holds no run"):
+        txl_jax.load("~/absent")
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -4,15 +4,18 @@ Each is an `array_file`, whose metadata has the checksums of its arrays and of t
 parameters that it belongs to.
 """
 
+import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from txl_jax.checkpoint import array_file
-from txl_jax.checkpoint.manifest import checksums, named_leaves
-from txl_jax.errors import UserError
+from txl_jax.checkpoint.manifest import checksums, first_nonfinite, named_leaves
+from txl_jax.errors import UserError, refuse
+from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.runtime import storage
@@ -23,7 +26,8 @@ FORMAT = "txl_jax memory 2"  # the version that is written and read
 
 def save_memory(path: str | Path, loaded: Loaded, memory: MemoryLike) -> None:
     """Writes a memory of `loaded.model` to a file; raises UserError."""
-    path = Path(path).expanduser()
+    path = storage.local_path(os.fspath(path), "path")
+    check_memory(memory, loaded.config.model)
     trees = {"parameters": loaded.params, "memory": memory}
     texts = {name: json.dumps(checksums(tree)) for name, tree in trees.items()}
     content = array_file.pack(memory, FORMAT, texts)
@@ -35,13 +39,30 @@ def save_memory(path: str | Path, loaded: Loaded, memory: MemoryLike) -> None:
         ) from error
 
 
+def check_memory(memory: Any, config: ModelConfig) -> None:
+    """Raises UserError unless it is a finite memory of a model, of any length."""
+    like: Any = jax.eval_shape(lambda: choose_kind(config).empty(1))
+    if type(memory) is type(like):
+        M = config.mem_len + memory.mem_len - like.mem_len
+        kind = choose_kind(dataclasses.replace(config, mem_len=M))
+        like = jax.eval_shape(lambda: kind.empty(len(memory.filled_B)))
+    given, fitting = ({n: x.shape for n, x in named_leaves(y)} for y in (memory, like))
+    refuse(
+        given != fitting,
+        f"memory has arrays of shapes {given}, and this model's {fitting}: give the "
+        "second result of loaded.model.apply",
+    )
+    name = first_nonfinite(memory)
+    refuse(name, f"memory: {name} is not finite: read the text again")
+
+
 def load_memory(path: str | Path, loaded: Loaded) -> Any:
     """Returns the memory in a file, for `loaded.model.apply`.
 
     It has the kind, the length and the streams with which it was saved. Raises
     UserError if the file is damaged or belongs to other parameters.
     """
-    path = Path(path).expanduser()
+    path = storage.local_path(os.fspath(path), "path")
     parameters = json.dumps(checksums(loaded.params))
     empty = jax.eval_shape(lambda: choose_kind(loaded.config.model).empty(1))
     with array_file.opened(path, FORMAT, "txl_jax.save_memory") as (texts, arrays):
