@@ -282,7 +282,7 @@ def read_flag(name: str, text: str) -> Any:
 
 def load(source: str) -> Config:
     """Returns the config of an experiment, a file's path or a packaged name."""
-    path = Path(source)
+    path = storage.local_path(source, "--config")
     if not path.suffix and "/" not in source:
         path = _packaged(source)
     if path.suffix != ".py" or not os.path.isfile(path):  # False if too long
@@ -314,7 +314,7 @@ def to_json(config: Config) -> Json:
     state = dataclasses.asdict(config)
     for name in ("path", "data_dir"):
         if (value := state["data"][name]) and "://" not in value:
-            state["data"][name] = os.path.abspath(os.path.expanduser(value))
+            state["data"][name] = os.path.abspath(storage.local_path(value, name))
     return state
 
 
@@ -326,7 +326,8 @@ def load_json(path: Path) -> Config:
     try:
         config = parse(json.loads(path.read_text("utf-8")))
         own, copy = config.data.vocab_path, path.with_name("vocab.json")
-        if own and not storage.is_file(Path(own)) and storage.is_file(copy):
+        found = storage.is_file(Path(os.path.expanduser(own)))
+        if own and not found and storage.is_file(copy):
             own = str(storage.absolute(copy))
             config = with_values(config, {"data.vocab_path": own})
         return config

@@ -105,7 +105,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--tiny", action="store_true", help="use tiny models, to try the programs"
     )
-    parser.add_argument("--jsonl", type=Path, help="append the JSON lines to this file")
+    parser.add_argument(
+        "--jsonl", type=program.path, help="append the JSON lines to this file"
+    )
     return program.run(parser, compare, argv, prints=True)
 
 

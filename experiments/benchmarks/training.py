@@ -246,7 +246,7 @@ def compare(args: argparse.Namespace) -> None:
     library, is_alone = peer.describe(), args.tiny and not args.out
     refuse(library.startswith("not "), f"the peer is {library}")
     refuse(is_alone, "--tiny needs --out, so that its rows do not mix with others")
-    folder = Path(args.out) if args.out else LINES.parent
+    folder = args.out or LINES.parent
     lines, table = folder / LINES.name, folder / PAGE.name
     warnings.filterwarnings("ignore", module="transformers")
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -269,7 +269,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=record.positive, default=40, help="how many")
     parser.add_argument("--first_seed", type=int, default=0, help="the first seed")
     parser.add_argument("--data_dir", default="data", help="folder of prepared corpora")
-    parser.add_argument("--out", help="folder of training.jsonl and training.md")
+    text = "folder of training.jsonl and training.md"
+    parser.add_argument("--out", type=program.path, help=text)
     parser.add_argument("--tiny", action="store_true", help="try it with 4 updates")
     return program.run(parser, compare, argv, prints=True)
 

@@ -118,7 +118,7 @@ def line(args: argparse.Namespace, row: dict[str, Any]) -> dict[str, Any]:
     """Trains or evaluates one run, and returns its line."""
     name, seed = row["variant"], row["seed"]
     folder = "paper" if name in TUNED else name
-    workdir = Path(args.workdir) / args.text / folder / str(seed)
+    workdir = args.workdir / args.text / folder / str(seed)
     do = tune if name in TUNED else train
     changed, valid, result = do(workdir, name, seed, args)
     described = json.loads((workdir / "run.json").read_text("utf-8"))
@@ -226,7 +226,7 @@ def compare(args: argparse.Namespace) -> None:
     names = args.only.split(",") if args.only else list(known)
     for name in names:
         require_one_of(name, known, "--only")
-    folder = Path(args.workdir)
+    folder = args.workdir
     folder.mkdir(parents=True, exist_ok=True)
     target, table = LINES, PAGE
     if args.tiny:
@@ -247,7 +247,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each variant")
     parser.add_argument("--first_seed", type=int, default=1, help="first seed")
     parser.add_argument("--only", default="", help="names with commas between them")
-    parser.add_argument("--workdir", default="runs/variants", help="folder of the runs")
+    default, text = Path("runs/variants"), "folder of the runs"
+    parser.add_argument("--workdir", type=program.path, default=default, help=text)
     parser.add_argument("--data_dir", default="data", help="folder of prepared text")
     parser.add_argument("--tiny", action="store_true", help="try it with 4 updates")
     return program.run(parser, compare, argv, prints=True)

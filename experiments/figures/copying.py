@@ -72,7 +72,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--updates", type=program.count, default=400)
     text = "streams in an update, times the segments that a gradient crosses"
     parser.add_argument("--batch_size", type=int, default=32, help=text)
-    parser.add_argument("--workdir", type=Path, default=Path("runs/figures/copying"))
+    default = Path("runs/figures/copying")
+    parser.add_argument("--workdir", type=program.path, default=default)
     parser.add_argument("--data_dir", default="", help="as data.data_dir")
     return parser
 

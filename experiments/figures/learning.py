@@ -45,8 +45,12 @@ def parse_level(text: str) -> tuple[str, float]:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the flags."""
     parser = program.make_parser(__doc__)
-    parser.add_argument("--workdir", type=Path, required=True, help="of the run")
-    parser.add_argument("--log", type=Path, required=True, help="the .jsonl to write")
+    parser.add_argument(
+        "--workdir", type=program.path, required=True, help="of the run"
+    )
+    parser.add_argument(
+        "--log", type=program.path, required=True, help="the .jsonl to write"
+    )
     parser.add_argument(
         "--picture", type=program.picture, required=True, help="the .png to write"
     )

@@ -136,8 +136,8 @@ def mark_reach(axes: Axes, task: str) -> None:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the flags."""
     parser = program.make_parser(__doc__)
-    parser.add_argument("--workdirs", type=Path, nargs="+", default=[])
-    parser.add_argument("--table", type=Path, default=TABLE)
+    parser.add_argument("--workdirs", type=program.path, nargs="+", default=[])
+    parser.add_argument("--table", type=program.path, default=TABLE)
     parser.add_argument("--picture", type=program.picture, default=PICTURE)
     return parser
 

@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--longest", type=program.count, default=4000, help="of the differences"
     )
-    parser.add_argument("--workdir", type=Path, help="a run with a memory")
+    parser.add_argument("--workdir", type=program.path, help="a run with a memory")
     parser.add_argument(
         "--picture", type=program.picture, default=Path("similarity.png")
     )

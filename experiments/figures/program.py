@@ -36,11 +36,24 @@ def count(text: str) -> int:
     return number
 
 
+def path(text: str) -> Path:
+    """Parses a flag that is the path of a file or folder, which may begin with ~."""
+    try:
+        return storage.local_path(text, "path")
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def new_path(text: str) -> Path:
     """Parses a flag that is the path of a file or folder to make."""
-    path = Path(text)
-    if os.path.exists(path):
-        raise argparse.ArgumentTypeError(f"{path} exists: choose another name")
+    new = path(text)
+    if os.path.exists(new):
+        raise argparse.ArgumentTypeError(f"{new} exists: choose another name")
+    return require_writable(new)
+
+
+def require_writable(path: Path) -> Path:
+    """Returns the path of a file to write, before the work whose result it gets."""
     if not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"cannot write to the folder {path.parent}")
     return path
@@ -50,7 +63,7 @@ def picture(text: str) -> Path:
     """Parses a flag that is the path of a picture to write."""
     if not text.endswith((".png", ".svg", ".pdf")):
         raise argparse.ArgumentTypeError(f"{text} must end with .png, .svg or .pdf")
-    return Path(text)
+    return require_writable(path(text))
 
 
 def run(

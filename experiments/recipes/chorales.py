@@ -36,7 +36,7 @@ def write(folder: Path) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=program.path)
     return program.run(parser, lambda args: write(args.folder), argv)
 
 

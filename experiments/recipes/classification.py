@@ -45,6 +45,7 @@ from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.positions import SCHEMES
 from txl_jax.report import provenance
+from txl_jax.runtime.storage import local_path
 
 from ..figures import program
 
@@ -86,7 +87,7 @@ def read_classes(path: str) -> dict[str, list[list[str]]]:
             modules = sorted((library / name).rglob("*.py"))
             classes[name] = [[*find_functions(x.read_text("utf-8"))] for x in modules]
         return classes
-    folders = sorted(Path(path).expanduser().iterdir())
+    folders = sorted(local_path(path, "--path").iterdir())
     return {
         folder.name: [[read_text(x)] for x in files.text_files(str(folder), "--path")]
         for folder in folders

@@ -292,7 +292,7 @@ def convert(direction: str, file: Path, out: Path, seed: int) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("direction", choices=["encode", "decode"])
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=program.path)
     parser.add_argument("out", type=program.new_path)
     parser.add_argument("--seed", type=int, default=1, help="of a new file")
 

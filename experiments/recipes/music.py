@@ -29,7 +29,7 @@ from etils import epy
 import txl_jax
 from txl_jax.errors import UserError, refuse
 from txl_jax.generate.sampler import Reading, Sampler, choose
-from txl_jax.runtime.storage import DAMAGE, replacing
+from txl_jax.runtime.storage import DAMAGE, local_path, replacing
 
 from ..figures import program
 
@@ -172,7 +172,7 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
     """Writes a sampled piece, which may begin with the first bars of another."""
     loaded = txl_jax.load(args.source)
     refuse(loaded.vocab.kind != "number", f"{args.source} is not a model of music")
-    settings = Path(f"{Path(loaded.config.data.path).expanduser()}.json")
+    settings = Path(f"{local_path(loaded.config.data.path, 'data.path')}.json")
     tokenizer = load_tokenizer(settings, len(loaded.vocab))
     grammar, tokens = Grammar(tokenizer), [END]
     if args.prompt:
@@ -191,9 +191,11 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("action", choices=("encode", "sample"))
-    parser.add_argument("source", type=Path, help="a folder of MIDI files, or a run")
+    parser.add_argument(
+        "source", type=program.path, help="a folder of MIDI files, or a run"
+    )
     parser.add_argument("out", type=program.new_path, help="a corpus, or a MIDI file")
-    parser.add_argument("--prompt", type=Path, help="a MIDI file to continue")
+    parser.add_argument("--prompt", type=program.path, help="a MIDI file to continue")
     parser.add_argument("--prompt_bars", type=program.count, default=4)
     parser.add_argument("--bars", type=program.count, default=32, help="to sample")
     parser.add_argument("--seed", type=int, default=1)

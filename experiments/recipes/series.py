@@ -79,7 +79,7 @@ def write() -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
     parser.add_argument("action", choices=("write", "draw"))
-    parser.add_argument("--samples", type=Path, default=Path("sample.npy"))
+    parser.add_argument("--samples", type=program.path, default=Path("sample.npy"))
     parser.add_argument("--picture", type=program.picture, default=Path("series.png"))
 
     def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--length", type=program.count, default=8, help=text)
     text = f"letters to choose from, at most {most}"
     parser.add_argument("--symbols", type=program.count, default=8, help=text)
-    parser.add_argument("--folder", type=Path, default=Path("tasks"))
+    parser.add_argument("--folder", type=program.path, default=Path("tasks"))
     return program.run(parser, write, argv)
 
 

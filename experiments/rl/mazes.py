@@ -46,7 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--agents", nargs="+", choices=AGENTS, default=[*AGENTS])
     parser.add_argument("--updates", type=int, default=100)
-    parser.add_argument("--workdir", type=Path, default=Path("runs/rl/mazes"))
+    parser.add_argument("--workdir", type=program.path, default=Path("runs/rl/mazes"))
     parser.add_argument("--finished", action="store_true", help="train nothing")
     parser.add_argument("--stop", action="store_true", help="stop at solved mazes")
     return parser

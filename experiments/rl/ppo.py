@@ -230,7 +230,7 @@ def summarize(options: Options, workdir: Path, updates: int) -> Json:
 def main(argv: list[str] | None = None) -> int:
     """Trains, and prints one JSON line; returns the exit status."""
     parser = program.make_parser(__doc__)
-    parser.add_argument("--workdir", type=Path, default=Path("runs/rl"))
+    parser.add_argument("--workdir", type=program.path, default=Path("runs/rl"))
     for each in dataclasses.fields(Options):
         is_bool = each.type is bool
         value: Any = {"action": "store_true"} if is_bool else {"type": each.type}

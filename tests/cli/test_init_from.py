@@ -81,3 +81,26 @@ def test_a_run_starts_from_another_and_resumes_without_it(
     assert "train.num_steps was 2, is now 4, where the cosine" in done.err
     assert "starts from" not in done.err
     assert command("--mode=evaluate", f"--workdir={workdir}").status == 0
+
+
+def test_paths_below_the_home_folder_work_when_a_run_is_resumed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(home.path, tmp_path / "me", ignore=shutil.ignore_patterns("data"))
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    monkeypatch.chdir(tmp_path)
+
+    def train(steps: int) -> Done:
+        fields = {"train.init_from": "~/run", "data.vocab_path": "~/run/vocab.json"}
+        fields |= {"data.path": "~/text.txt", "data.data_dir": "~/data"}
+        fields |= {"train.num_steps": str(steps), "train.eval_every": "2"}
+        given = [f"--config.{name}={value}" for name, value in fields.items()]
+        return command("--config=~/tiny.py", "--workdir=~/new", *given)
+
+    assert (done := train(2)).status == 0, done.err
+    assert train(4).status == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["me"], "no folder ~"
+    monkeypatch.setenv("HOME", str(tmp_path / "other"))
+    workdir = tmp_path / "me" / "new"
+    done = command("--mode=evaluate", f"--workdir={workdir}")
+    assert done.status == 0 and done.result["step"] == 4, done.err

@@ -104,6 +104,7 @@ def test_what_cannot_be_decoded_is_refused(
             "holds no run",
         ),
         ("figures.reach", "--picture=y.xy", "--picture: y.xy must end with .png"),
+        ("figures.reach", "--picture=no/y.png", "cannot write to the folder no"),
         ("figures.copying", "--delays 0", "argument --delays: 0 must be at least 1"),
         ("figures.memories", "--table=absent", "cannot use absent: No such file"),
         ("figures.copying", "--recall 27", "argument --recall: invalid choice: 27"),
@@ -114,7 +115,33 @@ def test_what_cannot_be_decoded_is_refused(
         ("recipes.compress", "decode absent no/new", "cannot write to the folder no"),
         ("recipes.classification", "--model=absent", "absent holds no run"),
         ("recipes.classification", "--layers=9", "--layers: the model has 4"),
+        ("recipes.compress", f"encode /dev/null {'x' * 256}", "x: File name too long"),
         ("recipes.classification", "--path=absent", "cannot use absent: No such file"),
+        ("recipes.classification", "--path=~no.one", "--path='~no.one': no such user"),
+        ("recipes.compress", "encode ~/absent out", "cannot use {tmp}/absent: No such"),
+        (
+            "recipes.compress",
+            "encode x ~/no/out",
+            "cannot write to the folder {tmp}/no",
+        ),
+        ("recipes.compress", "encode ~no.one/x y", "path='~no.one/x': no such user"),
+        ("recipes.series", "draw --samples=~/absent", "cannot use {tmp}/absent: No su"),
+        (
+            "recipes.series",
+            "draw --picture=~no.one/x.png",
+            "no.one/x.png': no such user",
+        ),
+        ("recipes.tasks", "copying --folder=~no.one/x", "~no.one/x': no such user"),
+        ("figures.positions", "--workdir=~/absent", "{tmp}/absent holds no run"),
+        ("figures.memories", "--table=~/absent", "cannot use {tmp}/absent: No such"),
+        (
+            "figures.learning",
+            "--workdir=x --log=~no.one/x --picture=y.png",
+            "such user",
+        ),
+        ("figures.copying", "--workdir=~no.one/x", "~no.one/x': no such user"),
+        ("rl.ppo", "--workdir=~no.one/x", "--workdir='~no.one/x': no such user"),
+        ("rl.mazes", "--workdir=~no.one/x", "--workdir='~no.one/x': no such user"),
     ],
 )
 def test_errors_are_one_line(
@@ -122,9 +149,11 @@ def test_errors_are_one_line(
     monkeypatch: pytest.MonkeyPatch, start: Start,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert start(program, flags) == 2
     stdout, stderr = capsys.readouterr()
     assert not stdout
+    line = line.replace("{tmp}", str(tmp_path))
     assert line in stderr.strip().splitlines()[-1] and "Traceback" not in stderr
 
 

@@ -227,8 +227,35 @@ new data.path={home}/words.txt      | make it readable           | words.txt
 new data.path={home}/many.txt       | to a writable folder       | data/txl_jax
 import huggingface model            | new (Permission denied)    | .
 
+txl --config=~/tiny.py --workdir=~/text.txt | text.txt' is no folder: give one
+txl evaluate --model=~/run                | is the workdir of a run: give it
+new train.init_from=~/nowhere             | {home}/nowhere holds no run
+new data.data_dir=~/text.txt              | set data.data_dir
+new data.path=~/words.txt                 | too small
+new data.vocab_path=~/words.txt           | lacks '<eos>', which marks each line: add it
+new generate.prompt=@~/nothing.txt        | has no token: give at least one
 score run --path={text} --output={home}/no/x.npz | cannot use {home}/no/x.npz (No such
 score run --path={text} --output={home}/pipe.npz | pipe.npz (not a regular file
+score run --path=~/nothing.txt            | has no token after another
+score run --output=~/no/where             | cannot use {home}/no/where (No such file
+export run --format=txl_jax --target=~/run | run' exists or is a folder
+txl import --format=nvidia --source=~/run --workdir=~/new | run is the workdir of a run
+recl run --workdirs={run},~/run_other     | run_other: the model was trained on another
+
+txl --config=~no.one/tiny.py              | --config='~no.one/tiny.py': no such user
+txl --config={tiny} --workdir=~no.one/x   | --workdir='~no.one/x': no such user
+txl evaluate --model=~no.one/x            | --model='~no.one/x': no such user
+new train.init_from=~no.one/x             | train.init_from = '~no.one/x': --workdir=
+new data.data_dir=~no.one/x               | data.data_dir='~no.one/x': no such user
+new data.path=~no.one/x                   | data.path='~no.one/x': no such user
+new data.vocab_path=~no.one/x             | data.vocab_path='~no.one/x': no such user
+new generate.prompt=@~no.one/x            | generate.prompt='~no.one/x': no such user
+score run --path=~no.one/x                | score.path='~no.one/x': no such user
+score run --path={text} --output=~no.one/x | score.output='~no.one/x': no such user
+generate run --output=~no.one/x           | generate.output='~no.one/x': no such user
+export run --format=txl_jax --target=~no.one/x | --target='~no.one/x': no such user
+txl import --format=nvidia --source=~no.one/x --workdir=~/new | '~no.one/x': no such use
+recl run --workdirs={run},~no.one/x       | --workdir='~no.one/x': no such user
 """
 
 
@@ -313,6 +340,7 @@ def test_an_error_is_one_line_and_changes_nothing(
 ) -> None:
     line, part, *forbidden = (cell.strip() for cell in row.split(" | "))
     monkeypatch.chdir(inputs.path)  # where runs/ would be made
+    monkeypatch.setenv("HOME", str(inputs.path))
     with contextlib.ExitStack() as stack:
         if forbidden:
             stack.enter_context(without_rights(inputs.path / forbidden[0]))

@@ -32,6 +32,7 @@ from txl_jax.data.byte_ranges import (
 from txl_jax.data.options import SPLIT_NAMES, SPLITS
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
+from txl_jax.runtime import storage
 
 # Functions that open compressed files, by suffix.
 COMPRESSED: dict[str, Callable[[Path, str], Any]]
@@ -191,7 +192,7 @@ def text_files(path: str, field: str = "data.path") -> list[Path]:
 
     `field` is the name of the path in errors.
     """
-    where = Path(path).expanduser()
+    where = storage.local_path(path, field)
     if not path:
         files = []
     elif os.path.isdir(where):
@@ -227,7 +228,7 @@ def corpus_files(path: str) -> list[Path]:
 
 def require_apart(path: str, workdir: Path) -> None:
     """Raises UserError if files of a run in `workdir` would be text of data.path."""
-    parts = Path(path).expanduser().parts
+    parts = storage.local_path(path, "data.path").parts
     named = itertools.takewhile(lambda part: not glob.has_magic(part), parts)
     top, place = Path(*named).resolve(), workdir.resolve()
     if top in (place, *place.parents) and any(

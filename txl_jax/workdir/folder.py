@@ -24,10 +24,8 @@ RESULT = "result.json"  # written after the last update
 
 def find_workdir(address: str) -> Path:
     """Returns the folder of a --workdir, local or on gs://."""
-    if "://" in address:
-        return storage.remote_path(address, "--workdir")
     storage.to_utf8(address, "--workdir")
-    return Path(address)
+    return storage.user_path(address, "--workdir")
 
 
 def read_config(folder: Path) -> Config:

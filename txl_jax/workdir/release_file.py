@@ -30,7 +30,7 @@ def packaged() -> dict[str, Path]:
 def find_model(name: str) -> Path:
     """Returns the file of a --model: a path, or the name of a model in the package."""
     storage.to_utf8(name, "--model")
-    path = Path(name).expanduser()
+    path = storage.local_path(name, "--model")
     if storage.is_file(path):
         return path
     known = packaged()

@@ -280,7 +280,7 @@ def check(args: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = record.plain_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10, help="of the whole run")
-    parser.add_argument("--out", type=Path, default=Path("runs/chip"))
+    parser.add_argument("--out", type=program.path, default=Path("runs/chip"))
     parser.add_argument("--only", default="", help="parts whose name has this word")
     parser.add_argument("--original", default="", help="the original code's pytorch/")
     parser.add_argument("--trace", action="store_true", help="profile a call of each")
