@@ -318,7 +318,8 @@ def json_lines(path: str, field: str) -> Iterator[Callable[[Json], None]]:
     target = storage.local_path(path, field).resolve()
     is_file = target.is_file() or not target.exists()  # not a pipe or a device
     fresh = Path(f"{target}.incomplete") if is_file else target
-    waiting = listening(f"ended by a signal: {fresh} is incomplete")
-    with fresh.open("w", encoding="utf-8") as file, waiting:
+    with storage.naming(target):
+        file = fresh.open("w", encoding="utf-8")
+    with file, listening(f"ended by a signal: {fresh} is incomplete"):
         yield lambda record: print(to_json(record), file=file, flush=True)
     fresh.replace(target)
