@@ -113,6 +113,10 @@ txl --config={tiny} --workdir={home}/[a]  | has one of [ * ? in its path
 txl --config={tiny} --workdir={run} --config.model.n_layer=3 | model.n_layer was 2, is
 config none.py                            | no config file
 evaluate run --prompt=x                   | unknown flag '--prompt'
+evaluate run --streams=2 --config.eval.streams=3 | --streams=2 and --config.eval
+config tiny.py --config.optim.lr=1 --config.optim.lr=1 | set one option: leave one out
+evaluate run --workdir=run                | --workdir=run set one option
+evaluate run --config.eval.warm_start --warm_start | and --warm_start set one option
 config tiny.py --config.model.n_layer     | n_layer
 
 new model.vocab_size=99                   | model.vocab_size = 99
@@ -168,13 +172,13 @@ attention run_other                       | was trained on another version of co
 generate run_other --context_tokens=4     | was trained on another version of corpus
 recl run --workdirs={run},{home}/run_other | run_other: the model was trained on another
 
-evaluate run --workdir={run}/checkpoints  | checkpoints: give the workdir that contains
-evaluate run --workdir={run}/checkpoints/60 | is a checkpoint of a run: give the workdir
+txl evaluate --workdir={run}/checkpoints | checkpoints: give the workdir that contains
+txl evaluate --workdir={run}/checkpoints/60 | is a checkpoint of a run: give the workdir
 evaluate model                            | is a model of Hugging Face: make a workdir
 evaluate {packaged}                       | is a model in one file: give it as --model
 new train.init_from={packaged}            | is a model in one file: give it as --model
-config tiny.py --workdir={home}/model     | is a model of Hugging Face: make a workdir
-config tiny.py --workdir={text}           | text.txt' is no folder: give one, which may
+txl --config={tiny} --workdir={home}/model | is a model of Hugging Face: make a
+txl --config={tiny} --workdir={text}      | text.txt' is no folder: give one, which
 txl evaluate --model={run}                | is the workdir of a run: give it
 txl evaluate --model={home}/model/model.safetensors | is a model of Hugging Face: make
 txl evaluate --model={long}               | no packaged model and no file; there are
@@ -204,7 +208,7 @@ generate run --prompt=@{text} --output={text} | is a text to read: choose anothe
 
 txl --mode=import --format=nvidia --workdir={home}/new | give --source
 import huggingfase model                  | did you mean 'huggingface'
-import huggingface model --workdir={run}  | is not an empty folder: give a new one
+txl import --format=huggingface --source=model --workdir={run} | is not an empty fo
 import huggingface model --config.train.seed=3 | trained with another value
 import huggingface model --dtype=float16   | no effect in the mode import
 import huggingface model --config.model.n_layer=9 | was trained with another value

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from txl_jax import config as configs
 from txl_jax.config import Config, select, values_of, with_values
-from txl_jax.errors import UserError, nearest, prefixed, require_one_of
+from txl_jax.errors import UserError, nearest, prefixed, refuse, require_one_of
 from txl_jax.fields import Values
 from txl_jax.runtime import storage
 from txl_jax.workdir import release_file
@@ -135,6 +135,16 @@ class Parser(argparse.ArgumentParser):
         """Raises UserError instead of printing the usage and exiting."""
         raise UserError(message)
 
+    def read(self, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+        """Returns the known flags and the rest; raises UserError for a repeated one."""
+        first: dict[argparse.Action | None, str] = {}
+        for flag in argv:
+            option = self._option_string_actions.get(flag.partition("=")[0])
+            line = f"{first.get(option)} and {flag} set one option: leave one out"
+            refuse(option and option in first, line)
+            first[option] = flag
+        return self.parse_known_args(argv)
+
 
 def parse(argv: list[str]) -> Command:
     """Returns the parsed command line; raises UserError."""
@@ -222,7 +232,7 @@ def read_general(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     for name in SWITCHES.split():
         short = ["-h"] if name == "help" else []
         parser.add_argument(f"--{name}", *short, action="store_true")
-    args, rest = parser.parse_known_args(argv[1:] if word else argv)
+    args, rest = parser.read(argv[1:] if word else argv)
     if word and args.mode not in ("", word):
         raise UserError(f"{word!r} and --mode={args.mode} are two modes: leave one out")
     args.mode = args.mode or word
@@ -241,7 +251,7 @@ def read_fields(argv: list[str], mode: str) -> Values:
         if field.type is bool:
             value = {"nargs": "?", "const": "true"}
         parser.add_argument(f"--config.{name}", *short, dest=name, **value)
-    args, unknown = parser.parse_known_args(argv)
+    args, unknown = parser.read(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]
         general = [f"--{name}" for name in f"{VALUES} {SWITCHES}".split()]
