@@ -35,6 +35,7 @@ from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import abstract, check_streams, letters, shardings
 from txl_jax.update.state import Average, TrainState, Updater
+from txl_jax.workdir.claim import last_step
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS
 from txl_jax.workdir.staging import locked
 
@@ -45,6 +46,7 @@ from .learning import SMOOTHED, Record, begin, evaluate, make_update
 from .options import Options
 
 OPTIONS = "options.json"  # the flags of a run, in its workdir
+PICTURE = "return.png"  # drawn after the last update
 # Flags that a resumed run may change.
 MAY_CHANGE = ("save_every", "solved", "stop")
 
@@ -112,7 +114,11 @@ def make_updater(options: Options, mesh: Mesh) -> Updater:
 
 
 def claim(workdir: Path, options: Options) -> None:
-    """Writes the flags beside the checkpoints; raises UserError if they changed."""
+    """Writes the flags beside the checkpoints.
+
+    Raises UserError if they changed or the checkpoints have gone.
+    """
+    last_step(workdir, PICTURE)
     path, fields = workdir / OPTIONS, dataclasses.asdict(options)
     before = dataclasses.asdict(read_options(path)) if path.exists() else fields
     changed = [x for x in fields if x not in MAY_CHANGE and fields[x] != before[x]]
@@ -167,7 +173,7 @@ def train(options: Options, workdir: Path) -> Json:
             checkpoints.poll()
             ends = stop.at_boundary()
             if ends or over or step % options.save_every == 0:
-                with checkpoints.attempt(step):
+                with log.timing.spend("checkpoint"), checkpoints.attempt(step):
                     log.sync()
                     checkpoints.save(step, state, position, None)
             if ends:
@@ -211,7 +217,7 @@ def summarize(options: Options, workdir: Path, updates: int) -> Json:
     axes = figure.add_subplot()
     axes.plot([steps * update for update in made], means)
     axes.set(xlabel="steps of all environments", ylabel="return of an episode")
-    plots.save(figure, workdir / "return.png")
+    plots.save(figure, workdir / PICTURE)
     return {
         "program": "ppo",
         "options": dataclasses.asdict(options),
@@ -222,7 +228,7 @@ def summarize(options: Options, workdir: Path, updates: int) -> Json:
             (u for u, x in zip(made, means, strict=True) if x >= options.solved), None
         ),
         "seconds": spent_seconds(workdir / METRICS),
-        "picture": str(workdir / "return.png"),
+        "picture": str(workdir / PICTURE),
         "provenance": provenance.describe_result(),
     }
 

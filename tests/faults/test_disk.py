@@ -131,6 +131,7 @@ def test_closing_reports_a_failure_that_was_not_polled(
         with disk, Checkpoints(tmp_path, CheckpointConfig()) as manager:
             save(manager, 2)
     assert "CHECKPOINT 2 COULD NOT BE SAVED" in capfd.readouterr().err
+    assert on_disk(manager), "else the next start would miss a saved checkpoint"
 
 
 def train(workdir: Path, num_steps: int) -> dict[str, Any]:

@@ -89,6 +89,7 @@ COPIES: dict[str, tuple[str, str, Change]] = {
     "manifests": ("run", "checkpoints", each(cut, "*/record/metadata")),
     "arrays": ("run", "checkpoints", each(cut, "60/params/**/manifest.ocdbt")),
     "checkpoints_gone": ("run", "checkpoints", shutil.rmtree),
+    "disk_gone": ("run", "checkpoints", each(shutil.rmtree, "*")),
     "imported": (
         *("run", "checkpoints"),
         each(without_position, "*/record/metadata"),
@@ -167,6 +168,9 @@ run config_cut                            | cannot read {home}/config_cut/config
 run layers                                | give the config of the run that
 evaluate layers                           | give the config of the run that
 run run_other                             | another version of corpus 'text'
+run checkpoints_gone                      | was at update 60, and
+txl --config={tiny} --workdir={home}/disk_gone | has no checkpoint: mount its disk
+run run --config.train.num_steps=30       | is already at update 60: raise train.num_ste
 evaluate run_other                        | was trained on another version of corpus
 attention run_other                       | was trained on another version of corpus
 generate run_other --context_tokens=4     | was trained on another version of corpus

@@ -13,7 +13,7 @@ import pytest
 from experiments.rl import learning, ppo
 from experiments.rl.agent import Agent, make_agent, read_window
 from tests.support import tiny
-from tests.support.refusal import refusal
+from tests.support.refusal import contents, refusal, refused
 from txl_jax.errors import BadNumbers, UserError
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -177,6 +177,12 @@ def test_a_run_stops_on_request_once_the_task_is_solved(tmp_path: Path) -> None:
     key = jax.random.split(jax.random.key(options.seed), 3)[2]
     value = jax.jit(play)(params, jax.random.fold_in(key, options.updates)).item()
     assert value == pytest.approx(result["best_return"], abs=1e-4)
+    (tmp_path / ppo.CHECKPOINTS).rename(tmp_path / "away")
+    before = contents(tmp_path)
+    with refused("was at update 1, and .*checkpoints has no checkpoint: mount"):
+        ppo.train(options, tmp_path)
+    assert contents(tmp_path) == before
+    (tmp_path / "away").rename(tmp_path / ppo.CHECKPOINTS)
     (tmp_path / ppo.METRICS).write_text("")
     further = ppo.train(options, tmp_path)  # whether it was solved is lost
     counts, steps = ("updates", "steps", "solved_after"), TINY.streams * TINY.steps

@@ -1,5 +1,6 @@
 """A workdir on gs://: resuming elsewhere, failures, and damage."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.runtime import storage
+from txl_jax.workdir.claim import last_step
 from txl_jax.workdir.folder import METRICS, find_workdir
 from txl_jax.workdir.staging import Staging
 
@@ -81,6 +83,22 @@ def test_another_machine_resumes_reads_and_detects_damage(
         store.delete(f"{remote}/checkpoints/{step}/commit_success.txt")
     assert run(remote, 3) == (2, [])
     assert store.saved(remote) == [2, 3] and not store.names(f"{remote}/checkpoints/4")
+
+
+def test_a_run_whose_checkpoints_have_gone_is_not_started_again(
+    store: Store, remote: str
+) -> None:
+    run(remote, 1)
+    seconds = {"total_seconds": {"checkpoint": 0.0}}
+    line = {"step": 1, "exact": {"valid_nll": 3.0}, "timing": seconds}
+    store.write(f"{remote}/{METRICS}", json.dumps(line).encode())
+    names = store.names(f"{remote}/checkpoints")
+    for name in names[1:]:
+        assert last_step(find_workdir(remote)) in (0, 1), "a killed save leaves a part"
+        store.delete(f"{remote}/checkpoints/{name}")
+    store.delete(f"{remote}/checkpoints/{names[0]}")
+    with refused(f"{remote} was at update 1, and {remote}/checkpoints has no checkp"):
+        last_step(find_workdir(remote))
 
 
 def test_a_failed_save_is_reported_and_the_next_succeeds(

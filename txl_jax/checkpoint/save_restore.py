@@ -254,7 +254,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 reason = storage.one_line(error)
                 say(f"an old checkpoint could not be deleted ({reason})")
         self.saving = None
-        if distributed.is_first() and not self.remote:
+        if distributed.is_first() and not self.remote and step not in self.failed:
             shutil.rmtree(self.folder / TRASH, ignore_errors=True)
 
     def wait(self) -> None:

@@ -134,6 +134,7 @@ def train_on(
     config.model.vocab_size must be set. ids: the tokens that the config names. For
     result and errors see `train.train`.
     """
+    claim.check_trainable(workdir, config)
     mesh = fit.fit_mesh(config)
     parts = make_parts(config, mesh, train_tokens, valid_tokens, ids)
     return train(parts, workdir, send_line, params)

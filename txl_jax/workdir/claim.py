@@ -5,26 +5,49 @@ from collections.abc import Collection
 from pathlib import Path
 
 from txl_jax import config as configs
+from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manifest import Imported
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, refuse
 from txl_jax.report import provenance
-from txl_jax.report.log import say
+from txl_jax.report.log import read_metrics, say
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
-from txl_jax.workdir.folder import CONFIG, RUN, VOCAB, read_config
+from txl_jax.workdir.folder import CONFIG, METRICS, RESULT, RUN, VOCAB, read_config
 
 IMPORTED = "imported"  # in run.json: the source of an imported model
 
 
 def check_trainable(workdir: Path, config: Config) -> None:
-    """Raises UserError if the workdir belongs to an import or to another config."""
+    """Raises UserError if the workdir holds an import or a run that cannot continue."""
     if IMPORTED in read_run(workdir):
         raise Imported(workdir)
     if (workdir / CONFIG).exists():
         check_same_run(workdir, read_config(workdir), config)
+    refuse(
+        (step := last_step(workdir)) > (end := config.train.num_steps),
+        f"{workdir} is already at update {step}: raise train.num_steps = {end}, or "
+        "read the run with --mode=evaluate",
+    )
+
+
+def last_step(workdir: Path, result: str = RESULT) -> int:
+    """Returns the newest checkpoint's step, or 0; raises UserError if it has gone.
+
+    A save that failed or was killed leaves something in the folder.
+    """
+    steps = save_restore.list_steps(folder := save_restore.find_folder(workdir))
+    is_empty = not (folder.is_dir() and any(folder.iterdir()))
+    for line in read_metrics(workdir / METRICS)[-1:] if is_empty else ():
+        spent, has_result = line["timing"]["total_seconds"], (workdir / result).exists()
+        refuse(
+            "valid_nll" in line["exact"] or spent.get("checkpoint") or has_result,
+            f"{workdir} was at update {line['step']}, and {folder} has no checkpoint: "
+            "mount its disk or restore it from a backup, or give another --workdir",
+        )
+    return max(steps, default=0)
 
 
 def check_same_run(
