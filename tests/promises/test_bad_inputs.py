@@ -90,6 +90,7 @@ COPIES: dict[str, tuple[str, str, Change]] = {
     "arrays": ("run", "checkpoints", each(cut, "60/params/**/manifest.ocdbt")),
     "checkpoints_gone": ("run", "checkpoints", shutil.rmtree),
     "disk_gone": ("run", "checkpoints", each(shutil.rmtree, "*")),
+    "no_heads": ("run", "config.json", update(lambda x: x["model"].pop("n_head"))),
     "imported": (
         *("run", "checkpoints"),
         each(without_position, "*/record/metadata"),
@@ -171,6 +172,10 @@ run run_other                             | another version of corpus 'text'
 run checkpoints_gone                      | was at update 60, and
 txl --config={tiny} --workdir={home}/disk_gone | has no checkpoint: mount its disk
 run run --config.train.num_steps=30       | is already at update 60: raise train.num_ste
+run no_heads                              | lacks model.n_head, 2 in run.json: add it ag
+evaluate no_heads                         | lacks model.n_head, 2 in run.json: add it ag
+txl --config={tiny} --workdir={home}/no_heads | lacks model.n_head, 2 in run.json
+new train.init_from={home}/no_heads       | lacks model.n_head, 2 in run.json: add it ag
 evaluate run_other                        | was trained on another version of corpus
 attention run_other                       | was trained on another version of corpus
 generate run_other --context_tokens=4     | was trained on another version of corpus

@@ -25,7 +25,7 @@ def check_trainable(workdir: Path, config: Config) -> None:
     if IMPORTED in read_run(workdir):
         raise Imported(workdir)
     if (workdir / CONFIG).exists():
-        check_same_run(workdir, read_config(workdir), config)
+        check_same_run(workdir, saved_config(workdir), config)
     refuse(
         (step := last_step(workdir)) > (end := config.train.num_steps),
         f"{workdir} is already at update {step}: raise train.num_steps = {end}, or "
@@ -48,6 +48,19 @@ def last_step(workdir: Path, result: str = RESULT) -> int:
             "mount its disk or restore it from a backup, or give another --workdir",
         )
     return max(steps, default=0)
+
+
+def saved_config(workdir: Path) -> Config:
+    """Returns a run's config; raises UserError if a field of its last start is gone."""
+    config, starts = read_config(workdir), read_run(workdir).get("starts", [{}])
+    with refusing_damage(workdir / RUN):
+        saved = json.loads((workdir / CONFIG).read_text("utf-8"))
+        for section, fields in starts[-1].get("config", {}).items():
+            for name in fields.keys() - saved.get(section, {}).keys():
+                value = f"{section}.{name}, {json.dumps(fields[name])} in {RUN}"
+                line = f"{workdir / CONFIG} lacks {value}: add it again"
+                refuse(f"{section}.{name}" in configs.FIELDS, line)
+    return config
 
 
 def check_same_run(

@@ -27,9 +27,9 @@ from txl_jax.report.log import say, waiting
 from txl_jax.runtime import storage
 from txl_jax.sharding.mesh import nearest_mesh
 from txl_jax.update.state import init_params, like_params
-from txl_jax.workdir.claim import check_same_run, read_run, trained_on
+from txl_jax.workdir.claim import check_same_run, read_run, saved_config, trained_on
 from txl_jax.workdir.fit import NO_TOKENS, TokenIds, find_ids, fit_mesh, fit_vocab
-from txl_jax.workdir.folder import CONFIG, VOCAB, find_workdir, read_config
+from txl_jax.workdir.folder import CONFIG, VOCAB, find_workdir
 from txl_jax.workdir.release_file import load_config, packaged
 
 
@@ -62,7 +62,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
         release = read_release(workdir)
         vocab = release.vocab
     else:
-        saved = read_config(workdir)
+        saved = saved_config(workdir)
         vocab = vocabulary.load(workdir / VOCAB)
     config = config or saved
     model = dataclasses.replace(saved, model=config.model)
@@ -146,7 +146,7 @@ def load_initial(
         return None
     with prefixed(f"train.init_from = {config.train.init_from!r}"):
         source = find_workdir(config.train.init_from)
-        saved = read_config(source)
+        saved = saved_config(source)
         if not saved.model.vocab_size:
             saved = fit_vocab(saved, vocab)
         if vocabulary.load(source / VOCAB).to_json() != vocab.to_json():
