@@ -55,6 +55,10 @@ def between(least: int, most: int) -> Check:
     return check
 
 
+# Sizes of a batch, whose arrays the host makes before a device could refuse them.
+size, size_or_off = between(1, 2**20), between(0, 2**20)
+
+
 class Choices(tuple[Any, ...]):
     """Constrains a value to the given choices, which --help lists."""
 

@@ -129,6 +129,11 @@ new model.kernel=chunked train.batch_chunk=2 | batch_size / batch_chunk
 new train.batch_size=12                   | is not divisible by mesh.data x mesh.fsdp
 new train.batch_size=80000                 | decrease train.batch_size
 new eval.streams=12                       | eval.streams = 12
+new eval.streams=1000000000               | eval.streams = 1000000000 must be from 1 to
+new eval.tgt_len=1000000000               | eval.tgt_len = 1000000000 must be from 1 to
+new train.batch_size=1000000000           | train.batch_size = 1000000000 must be from
+new train.tgt_len=1000000000              | train.tgt_len = 1000000000 must be from 1 to
+evaluate run --sweep=mem_len=0,1000000000 | eval.mem_len = 1000000000 must be from 0 to
 new train.order=sentences data.path={home}/line.txt | set it to "stream"
 new train.reset_memory_at=300             | train.reset_memory_at: '300' is 3 tokens
 new mesh.segments=2 mesh.data=4           | eval.segments_per_step) to a multiple of

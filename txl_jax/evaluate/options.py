@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from txl_jax.checkpoint.options import check_which
 from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError, require_one_of
-from txl_jax.fields import at_least, check, field, fraction, one_of
+from txl_jax.fields import check, field, fraction, one_of, size, size_or_off
 from txl_jax.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -61,16 +61,17 @@ class EvalConfig:
     )
     streams: int = field(
         8,
-        at_least(1),
+        size,
         help="Parts of the split, or texts, to read side by side from cold starts.",
     )
-    tgt_len: int = field(128, at_least(1), help="Tokens in a segment.")
+    tgt_len: int = field(128, size, help="Tokens in a segment.")
     segments_per_step: int = field(
-        0, help="Segments computed together, for speed. 0 chooses."
+        0, size_or_off, help="Segments computed together, for speed. 0 chooses."
     )
-    mem_len: int = field(512, help="Tokens in the memory.")
+    mem_len: int = field(512, size_or_off, help="Tokens in the memory.")
     ext_len: int = field(
         0,
+        size_or_off,
         help="Tokens read again before each segment, with mem_len = 0. With tgt_len "
         "= 1 and warm_start, a sliding window of ext_len + 1 tokens.",
     )

@@ -3,7 +3,7 @@
 import dataclasses
 
 from txl_jax.errors import refuse
-from txl_jax.fields import at_least, between, check, field, one_of
+from txl_jax.fields import at_least, between, check, field, one_of, size, size_or_off
 
 ORDERS = ("stream", "roll", "sentences")
 OPTIMIZERS = ("adam", "lamb", "muon", "sgd")
@@ -20,15 +20,15 @@ class TrainConfig:
         help="Seed of parameters, dropout and order of data.",
     )
     num_steps: int = field(400_000, at_least(1), help="Updates of the whole run.")
-    batch_size: int = field(24, at_least(1), help="Streams of text in a batch.")
-    tgt_len: int = field(512, at_least(1), help="Tokens in a segment.")
+    batch_size: int = field(24, size, help="Streams of text in a batch.")
+    tgt_len: int = field(512, size, help="Tokens in a segment.")
     segments_per_call: int = field(
         1,
         at_least(1),
         help="Segments in a call; fewer just before a save or validation.",
     )
     segments_per_update: int = field(
-        1, at_least(1), help="Segments whose gradient makes an update."
+        1, size, help="Segments whose gradient makes an update."
     )
     gradient_segments: int = field(
         1,
@@ -50,7 +50,9 @@ class TrainConfig:
     )
     varlen: bool = field(False, help="Draws each segment's length around tgt_len.")
     ext_len: int = field(
-        0, help="Tokens read again before each segment, with model.mem_len = 0."
+        0,
+        size_or_off,
+        help="Tokens read again before each segment, with model.mem_len = 0.",
     )
     half_loss: bool = field(
         False, help="Scores only the recent half of each segment (Table 6)."
