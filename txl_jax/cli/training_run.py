@@ -75,8 +75,8 @@ def trained(
             start = claim.claim(workdir, saved, tokens, count)
         options = dataclasses.asdict(saved)
         send_line = viewers.open_wandb(config.run.wandb, workdir, start, options)
-        if (rise := config.optim.warmup_steps) > (end := config.train.num_steps):
-            say(f"the run ends at update {end} of optim.warmup_steps = {rise}")
+        if (rise := config.optim.warmup_steps) > config.train.num_steps:
+            say(f"lr rises until the last update, because optim.warmup_steps = {rise}")
         started = time.perf_counter()
         result = train(parts, workdir, send_line, params)
         result["train_seconds"] = time.perf_counter() - started
