@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import txl_jax
+from tests.support.refusal import refused
 from tests.support.trained import command
 from txl_jax.convert.release import read_release
 from txl_jax.data.byte_ranges import checksum
+from txl_jax.workdir import release_file
 from txl_jax.workdir.fit import NO_TOKENS
 from txl_jax.workdir.release_file import packaged
 
@@ -56,6 +58,14 @@ def test_it_has_learned_shakespeare(
     )
     assert re.match(r"ROMEO:\n[A-Z][a-z]+", sampled.result["text"])
     assert os.listdir() == [], "only the modes with pictures make a folder"
+
+
+def test_a_package_in_a_zip_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release_file, "PACKAGED", tmp_path / "txl.zip" / "packaged")
+    with refused("there are none, because txl_jax is in a zip: install it"):
+        release_file.find_model("shakespeare")
 
 
 def test_a_folder_of_its_name_comes_first(

@@ -36,7 +36,8 @@ def find_model(name: str) -> Path:
     known = packaged()
     if name not in known:
         kind = describe(path) or f"no packaged model{nearest(name, known)} and no file"
-        raise UserError(f"--model={name!r} is {kind}; there are {', '.join(known)}")
+        names = ", ".join(known) or "none, because txl_jax is in a zip: install it"
+        raise UserError(f"--model={name!r} is {kind}; there are {names}")
     return known[name]
 
 
