@@ -118,10 +118,13 @@ def split(classes: dict[str, list[list[str]]], seed: int) -> dict[str, Texts]:
             low, high = high, high + share
             inside = np.flatnonzero((low <= middles) & (middles < high))
             texts = [text for n in inside for text in shuffled[n] if text]
-            texts = [text for text in dict.fromkeys(texts) if text not in seen]
+            own = dict.fromkeys(texts)
+            texts = [text for text in own if text not in seen]
             seen.update(texts)
             random.shuffle(texts)
-            refuse(not texts, f"class {name} is too small: its {part} part has no text")
+            reason = "has only texts of earlier classes or parts" if own else "is empty"
+            line = f"class {name} is too small: its {part} part {reason}"
+            refuse(not texts, f"{line}; give it more texts of its own")
             parts[part] += [(text, number) for text in texts[:most]]
     return {
         name: Texts(

@@ -54,6 +54,8 @@ SETTINGS: dict[str, Any] = dict(
 
 def load_tokenizer(path: Path, size: int) -> "miditok.REMI":
     """Returns the encoding of a corpus; raises UserError if it has another size."""
+    missing = f"{path}, which `music encode` writes beside the corpus, is missing: "
+    refuse(not path.exists(), f"{missing}restore it, or encode and train again")
     with contextlib.suppress(OSError, *DAMAGE):
         names = json.loads(path.read_bytes())["tokens"]
         tokenizer = miditok.REMI(params=path)

@@ -252,8 +252,13 @@ def test_parts_share_neither_files_nor_texts(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for n in range(count):
             (tmp_path / name / f"{n}.txt").write_text(f"{name} {n} " * 100)
-    with refused("class b is too small: its train part"):
+    with refused("class b is too small: its train part is empty; give it more texts"):
         classification.split(classification.read_classes(str(tmp_path)), seed=1)
+    equal = {"a": [["x"], ["y"], ["z"]], "b": [["x"], ["y"], ["z"]]}
+    with refused(
+        "class b .* its train part has only texts of earlier classes or parts"
+    ):
+        classification.split(equal, seed=1)
     for n in range(3):
         (tmp_path / "b" / f"{n}.txt").write_text(f"b {n}")
     (tmp_path / "a" / ".hidden").write_bytes(b"\xff")
