@@ -5,6 +5,8 @@
 
 import codecs
 import json
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -13,10 +15,12 @@ import numpy as np
 from txl_jax.data import text as texts
 from txl_jax.data.text import token_dtype
 from txl_jax.errors import UserError
+from txl_jax.report.log import say
 from txl_jax.runtime.storage import Json
 
 # Candidates for the end of a line, if a tokenizer has no token for a newline.
 LINE_ENDS = ("<eos>", "</s>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")
+FIX = "use a tokenizer with unk_token, byte_fallback or ByteLevel that deletes no text"
 
 
 def _library() -> Any:  # the library has no types
@@ -48,10 +52,17 @@ def _bytes_of(names: Iterable[str], decoder: str) -> dict[str, bytes]:
     return {x: bytes(byte_of[y] for y in x) for x in names if {*x} <= byte_of.keys()}
 
 
+def _visible(text: str) -> Counter[str]:
+    """Counts the visible characters, without case, accents and marks of spaces."""
+    counts = Counter(unicodedata.normalize("NFKD", text).casefold())
+    kinds = ((x, unicodedata.category(x)[0]) for x in counts if x not in "▁\ufffd")
+    return Counter({x: counts[x] for x, kind in kinds if kind in "LNPS"})
+
+
 class SubwordVocab:
     """A tokenizer applied to each line, followed by a token for its end.
 
-    Decoding is exact for a BPE of `train`; other tokenizers may normalise a line.
+    Decoding is exact for a BPE of `train`; others may change characters, not omit them.
     """
 
     kind: ClassVar[str] = "subword"
@@ -68,8 +79,10 @@ class SubwordVocab:
         parts = self.to_json()["tokenizer"]
         self.decoder = str(parts["decoder"])
         self.bytes_of = _bytes_of(tokens, self.decoder)
-        name = parts["model"].get("unk_token")
-        self.unknown = self._first_token([name] if isinstance(name, str) else [])
+        self._changes = False  # whether a change of text has been reported
+        model = parts["model"]
+        unk = model.get("unk_id", model.get("unk_token"))  # a Unigram has unk_id
+        self.unknown = unk if isinstance(unk, int) else self._first_token([unk or ""])
         ids = self._encode_lines(["\n"])[0]
         exact = len(ids) == 1 and self._decode_line(ids) == "\n"
         self.line_end = ids[0] if exact else self._first_token(LINE_ENDS)
@@ -87,9 +100,8 @@ class SubwordVocab:
         except UserError:
             raise
         except Exception as error:  # the library raises bare exceptions
-            reason = str(error).partition("\n")[0]
             raise UserError(
-                f"{name} is not a tokenizer.json that tokenizers can read ({reason}): "
+                f"{name} is not a tokenizer.json that tokenizers can read ({error}): "
                 "restore the file"
             ) from error
 
@@ -117,7 +129,10 @@ class SubwordVocab:
         return next((token for token in tokens if token is not None), -1)
 
     def _encode_lines(self, lines: list[str]) -> list[list[int]]:
-        batch = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+        try:
+            batch = self.tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+        except Exception as error:  # the library raises bare exceptions
+            raise UserError(f"the tokenizer fails ({error}): {FIX}") from error
         return [encoding.ids for encoding in batch]
 
     def _decode_line(self, tokens: list[int], final: bool = True) -> str:
@@ -129,10 +144,29 @@ class SubwordVocab:
         join = "".join if "ByteLevel" in self.decoder else self.tokenizer.decoder.decode
         return join([*parts, decode(b"", final)])
 
+    def _compare(self, text: str, decoded: str) -> None:
+        """Refuses text that tokens omit, and reports the first text that changes."""
+        old, new = ("".join(x.split()) for x in (text, decoded))
+        if old.casefold() != new.casefold() and _visible(new) < _visible(old):
+            lost = _visible(old) - _visible(new)
+            char = next(x for x in old if _visible(x) & lost)
+            raise UserError(f"the tokenizer omits {char!r}: {FIX}")
+        if old != new and not self._changes:
+            self._changes = True
+            at = next((i for i, x in enumerate(old) if new[i : i + 1] != x), len(old))
+            say(f"the tokenizer reads {old[at : at + 20]!r} as {new[at : at + 20]!r}")
+
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text."""
-        lines = self._encode_lines(text.split("\n"))
-        flat = [token for line in lines for token in (*line, self.line_end)]
+        """Returns the tokens of a text; raises UserError if they omit some of it."""
+        lines = text.split("\n")
+        # A line with unknown text is not compared, but its characters are.
+        parts = [*lines, *dict.fromkeys(text)] if self.unknown >= 0 else lines
+        encoded = self._encode_lines(parts)
+        decoded = self.tokenizer.decode_batch(encoded, skip_special_tokens=False)
+        for part, tokens, again in zip(parts, encoded, decoded, strict=True):
+            if again != part and self.unknown not in tokens:
+                self._compare(part, again)
+        flat = [x for line in encoded[: len(lines)] for x in (*line, self.line_end)]
         return np.array(flat[:-1], self.dtype)  # no end after the last line
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
