@@ -16,7 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from tests import test_train
 from tests.checkpoint.test_checkpoint import assert_same, like
@@ -33,6 +35,17 @@ from txl_jax.runtime import storage
 pytestmark = pytest.mark.promise("Damage is noticed")
 
 LIMIT_BYTES = 3000
+
+
+@pytest.fixture(autouse=True)
+def no_compilation_cache() -> Iterator[None]:
+    """Keeps jaxlib 0.10.1 from printing more about cached programs than the limit."""
+    before: bool = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # it has read the field
+    yield
+    jax.config.update("jax_enable_compilation_cache", before)
+    compilation_cache.reset_cache()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 
 from txl_jax.errors import BROKEN_PIPE, USER_ERROR, UserError
 from txl_jax.runtime import allocator
@@ -53,6 +54,9 @@ def prepare_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # also ends C++ code
     os.environ["MPLBACKEND"] = "agg"  # pictures are files
     os.environ.setdefault("EPATH_USE_TF", "false")  # TensorFlow's file system
+    if version("jaxlib") == "0.10.1":
+        # It prints errors about programs from the cache, which run all the same.
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 
 def import_jax() -> None:
