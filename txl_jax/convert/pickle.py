@@ -1,12 +1,9 @@
 """Reads pickles and files of torch.save without executing anything in them."""
 
-import math
+import io
 import mmap
 import pickle
-import pickletools
-import sys
 import zipfile
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from txl_jax.data.byte_ranges import reading
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, refuse
 from txl_jax.runtime.storage import one_line
 
 DTYPES = {"Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": ml_dtypes.bfloat16}
@@ -32,73 +29,101 @@ class Object:
 
     def __init__(self, *_: Value) -> None: ...
 
-    def __setstate__(self, state: Value) -> None:
-        self.state = state if isinstance(state, dict) else {}
-
     def extend(self, *_: Value) -> None:
         """Drops the items of an unknown container."""
 
     append = __setitem__ = extend
 
 
+class Table(dict[Value, Value]):
+    """A dict that drops items whose keys could be slow to compare, or all collide."""
+
+    def __init__(self, items: Value = ()) -> None:
+        for key, value in items:
+            self[key] = value
+        if items:
+            items.clear()  # a pickle could pass the same list many times
+
+    def __setitem__(self, key: Value, value: Value) -> None:
+        if type(key) is str or (type(key) is int and -(2**64) < key < 2**64):
+            super().__setitem__(key, value)
+
+
 def _view(
     x: np.ndarray, offset: int, shape: Sequence[int], strides: Sequence[int], *_: Value
 ) -> np.ndarray:
-    ends = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
-    size, last = math.prod(shape), offset + sum(ends)  # NumPy's own check overflows
-    if min((offset, *shape, *strides)) < 0 or size > x.size or size and last >= x.size:
-        raise ValueError(f"a tensor exceeds its storage: shape {shape}")
     steps = [x.itemsize * step for step in strides]
-    return np.ndarray(shape, x.dtype, x, x.itemsize * offset, steps)
+    result = np.ndarray(shape, x.dtype, x, x.itemsize * offset, steps)
+    ends = [(n - 1) * step for n, step in zip(result.shape, steps, strict=True)]
+    last = x.itemsize * offset + sum(ends)  # NumPy's own check overflows
+    exceeds = min(0, *steps) < 0 or result.size > x.size or last >= x.nbytes
+    refuse(exceeds and result.size, f"shape {result.shape} exceeds its storage")
+    return result
 
 
-# Names in Python's modules are refused unless KNOWN; all others become Objects.
-PYTHON = {*sys.stdlib_module_names, "__builtin__"} - {"argparse", "re", "_codecs"}
+# All other names of classes and functions become Objects.
 KNOWN: dict[str, type | str | Callable[..., Value]] = {
     **{f"torch.{name}Storage": name for name in DTYPES},
-    **{f"__builtin__.{name}": Object for name in ("object", "set", "frozenset")},
-    **{f"builtins.{name}": Object for name in ("object", "set", "frozenset")},
-    **{"copy_reg._reconstructor": Object, "copyreg._reconstructor": Object},
-    **{"collections.OrderedDict": OrderedDict, "collections.Counter": dict},
+    "collections.OrderedDict": Table,
     "torch._utils._rebuild_tensor_v2": _view,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
 }
+PYTHON: Any = pickle._Unpickler  # whose opcodes can be replaced
 
 
-class Unpickler(pickle.Unpickler):
-    """Reads the next value of a file, with zeros instead of its storages."""
+class Unpickler(PYTHON):
+    """Reads the next value of a file in linear time, with zeros as its storages."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], size: int) -> None:
         super().__init__(file, encoding="utf-8", errors="surrogateescape")
-        self.storages: dict[str, np.ndarray] = {}
-        start = file.tell()
-        for opcode, number, at in pickletools.genops(file):  # this checks all lengths
-            if "PUT" in opcode.name and (number or 0) > (at or 0):  # bounds the memo
-                raise ValueError(f"value {number} exceeds the file")
-        file.seek(start)
+        self.memo, self.room = Table(), size
+        self.storages: dict[str, bytearray] = {}
         self.value = self.load()
 
     def find_class(self, module: str, name: str) -> Value:
         """Returns a stand-in for a class or function, and imports nothing."""
-        path = f"{module}.{name}"
-        if path not in KNOWN and module.partition(".")[0] in PYTHON:
-            raise pickle.UnpicklingError(f"{path[:80]} is not allowed")
-        return KNOWN.get(path, Object)
+        return KNOWN.get(f"{module[:80]}.{name[:80]}", Object)
 
     def persistent_load(self, pid: Value) -> Value:
         """Returns the class or storage of an id that torch.save wrote."""
         if pid[0] == "module":
             return pid[1]
-        _, kind, key, _, count, *view = pid
-        if any(view):
-            raise ValueError("a storage is a view of another")
-        return self.storages.setdefault(key, np.zeros(count, DTYPES[kind]))
+        _, kind, key, _, count, *view = pid[:6]
+        is_plain = type(kind) is type(key) is str and not any(view)
+        refuse(not is_plain, "a storage has no name, or is a view of another")
+        if key not in self.storages:
+            size = count * np.dtype(DTYPES[kind]).itemsize
+            self.room -= size
+            refuse(self.room < 0, "its storages exceed the file")
+            self.storages[key] = bytearray(size)
+        return np.frombuffer(memoryview(self.storages[key]).toreadonly(), DTYPES[kind])
+
+    def _call(self) -> None:
+        args = self.stack.pop()
+        self.stack[-1] = self.stack[-1](*args[:9])  # KNOWN functions take fewer
+
+    def _build(self) -> None:
+        state = self.stack.pop()
+        if isinstance(self.stack[-1], Object) and isinstance(state, dict):
+            self.stack[-1].state = state
+
+    dispatch = {
+        **PYTHON.dispatch,
+        **{pickle.REDUCE[0]: _call, pickle.NEWOBJ[0]: _call, pickle.BUILD[0]: _build},
+        pickle.EMPTY_DICT[0]: lambda self: self.append(Table()),
+        pickle.DICT[0]: lambda self: self.append(Table(self.pop_mark())),  # of no items
+        pickle.EMPTY_SET[0]: PYTHON.load_empty_list,  # a list, whose items need no hash
+        pickle.ADDITEMS[0]: PYTHON.load_appends,
+        pickle.FROZENSET[0]: PYTHON.load_list,
+        # Refused: these allocate a claimed size, or copy arguments.
+        **dict.fromkeys(pickle.BYTEARRAY8 + pickle.NEWOBJ_EX),
+    }
 
 
 def read_pickle(path: Path) -> Value:
     """Returns the content of a file: plain values, arrays and inert Objects."""
     with reading(path):
-        file = path.open("rb")
+        file, size = path.open("rb"), path.stat().st_size
     try:
         with file:
             if zipfile.is_zipfile(file):
@@ -106,18 +131,18 @@ def read_pickle(path: Path) -> Value:
                 if any(entry.compress_type for entry in archive.infolist()):
                     raise ValueError("it is compressed")
                 (name,) = [x for x in archive.namelist() if x.endswith("/data.pkl")]
-                main = Unpickler(archive.open(name))
+                main = Unpickler(io.BytesIO(archive.read(name)), size)
                 for key, storage in main.storages.items():
-                    storage.view("u1").data[:] = archive.read(f"{name[:-8]}data/{key}")
+                    memoryview(storage)[:] = archive.read(f"{name[:-8]}data/{key}")
                 return main.value
             source: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            main = order = Unpickler(source)
+            main = order = Unpickler(source, size)
             if main.value == 0x1950A86A20F9469CFC6C:  # versions, sizes, value, storages
-                _, _, main, order = [Unpickler(source) for _ in range(4)]
+                _, _, main, order = [Unpickler(source, size) for _ in range(4)]
             if main.storages and order.value != sorted(main.storages):
                 raise ValueError("its storages differ from its tensors'")
             for _, storage in sorted(main.storages.items()):  # each after its size
-                storage.view("u1").data[:] = source.read(8 + storage.nbytes)[8:]
+                memoryview(storage)[:] = source.read(8 + len(storage))[8:]
             return main.value
     except Exception as error:  # hostile files cause errors of many types
         raise UserError(
