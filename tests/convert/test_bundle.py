@@ -76,9 +76,11 @@ def test_a_missing_file_is_named(prefix: Path) -> None:
     with refused("No such file .*data-00001-of-00002'"):
         tensorflow.read_variables(prefix)
     checkpoint = prefix.parent / "checkpoint"
-    for text in ("model_checkpoint_path: ckpt-0", "\xff", None):
+    name = 'model_checkpoint_path: "%s"'
+    texts = (name[:-4] + "ckpt-0", name % ("x" * 5000), name % "x\0y", "\n" * 10**6)
+    for text in (*texts, "\xff", None):
         checkpoint.unlink() if text is None else checkpoint.write_text(text, "latin-1")
-        with refused("no file '.*model.index': give .* whose file 'checkpoint'"):
+        with refused("no file '.*index': give .* whose file 'checkpoint'"):
             tensorflow.read_variables(prefix.parent)
 
 
@@ -137,6 +139,8 @@ def entry(*more: bytes) -> tuple[bytes, bytes]:
         ([HEADER, (b"x", b"\x0b")], "cannot read"),  # an unknown kind of field
         ([HEADER, entry(field(4, 2**62))], "x in .* does not match its checksum"),
         ([HEADER, entry(shape(*[2**62] * 3001))], "cannot read"),
+        # Two variables in the same bytes.
+        ([HEADER, entry(), (b"y", entry()[1])], "y in .* does not match its checksum"),
         # A slice of another variable is skipped.
         ([HEADER, (b"\0\1slice", entry()[1]), entry()], ""),
     ],
@@ -153,3 +157,29 @@ def test_malformed_records_are_refused(
     monkeypatch.setattr(tensorflow, "_read_table", lambda _: dict(records))
     with refused(match) if match else contextlib.nullcontext():
         assert_same(tensorflow.read_variables(tmp_path / "ckpt"), {"x": X})
+
+
+def table_of(block: bytes, times: int) -> bytes:
+    """Returns a table whose index has the location of its only block many times."""
+    offsets = struct.pack("<II", 0, 1)
+
+    def seal(entries: bytes) -> bytes:
+        content = entries + offsets + b"\0"
+        return content + struct.pack("<I", tensorflow.masked_crc32c(content))
+
+    sealed = seal(block)
+    location = varint(0) + varint(len(sealed) - 5)
+    row = varint(0) + varint(0) + varint(len(location)) + location
+    index = seal(row * times)
+    footer = varint(0) * 2 + varint(len(sealed)) + varint(len(index) - 5)
+    return sealed + index + footer.ljust(40, b"\0") + tensorflow.MAGIC
+
+
+def test_a_table_takes_memory_proportional_to_its_size() -> None:
+    """Keys share their starts, and an index could name a block many times."""
+    long = varint(0) + varint(9000) + varint(1) + b"k" * 9000 + b"x"
+    more = [varint(9000) + varint(2) + varint(0) + b"%02d" % n for n in range(99)]
+    table = tensorflow._read_table(table_of(long + b"".join(more), 1))
+    assert len(table) == 100 and max(map(len, [*table][1:])) == 1002
+    with pytest.raises(ValueError, match="do not match their checksum"):
+        tensorflow._read_table(table_of(long, 2))

@@ -99,6 +99,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         r"float32 \(\): exp.*\(2,\)",
     ),
     ({"x": zeros(3)}, r"x, of shape \(3,\), is not part of the model"),
+    ({"global_step": zeros(1)}, "global_step is no whole number"),
 ]
 
 

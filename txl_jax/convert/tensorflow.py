@@ -8,6 +8,7 @@ Dims: V vocabulary, E embedding, G clusters.
 """
 
 import itertools
+import os
 import re
 import struct
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 
 from txl_jax.convert import pytorch
 from txl_jax.convert.pytorch import Keys
-from txl_jax.errors import UserError, prefixed
+from txl_jax.errors import UserError, prefixed, refuse
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
@@ -81,6 +82,7 @@ def read_checkpoint(
     prefix = find_prefix(source)
     variables = read_variables(prefix, ADAM)
     step = variables.pop(STEP, np.int64(0))
+    refuse(step.shape or step.dtype.kind != "i", f"{prefix}: {STEP} is no whole number")
     state, cutoffs = _arrange(variables)
     with prefixed(prefix):
         config, params = pytorch.from_keys(
@@ -139,11 +141,11 @@ def find_prefix(source: str | Path) -> Path:
     prefixes = [prefix]
     if (state := prefix / "checkpoint").is_file():
         text = state.read_text("utf-8", "replace")
-        names = re.findall(r'^\s*model_checkpoint_path:\s*"([^"\\]+)"', text, re.M)
+        names = re.findall(r'^ *model_checkpoint_path: *"([^"\\]+)"', text, re.M)
         # The file may name a folder that has been moved.
         prefixes += [prefix / x for name in names for x in (name, Path(name).name)]
     for prefix in prefixes:
-        if Path(f"{prefix}.index").is_file():
+        if os.path.isfile(f"{prefix}.index"):  # False if too long
             return prefix
     raise UserError(
         f"no file '{prefix}.index': give the prefix of a checkpoint's files, such as "
@@ -162,8 +164,9 @@ def read_variables(
         shards = _fields(records.pop(b"", b"")).get(1, 0)
         # Keys that begin with 0 are slices of another variable.
         variables = {k.decode("utf-8"): x for k, x in records.items() if k[0]}
+        room: dict[Path, int] = {}
         return {
-            name: _read_variable(prefix, shards, name, _fields(record))
+            name: _read_variable(prefix, shards, name, _fields(record), room)
             for name, record in variables.items()
             if not name.endswith(omit)
         }
@@ -180,7 +183,7 @@ def _fields(record: bytes) -> dict[int, Any]:
 
 
 def _read_variable(
-    prefix: Path, shards: int, name: str, fields: dict[int, Any]
+    prefix: Path, shards: int, name: str, fields: dict[int, Any], room: dict[Path, int]
 ) -> np.ndarray:
     """Returns a variable by its BundleEntryProto; raises ValueError or OSError."""
     kind, dims, shard, offset, size, checksum = (fields.get(n, 0) for n in range(1, 7))
@@ -188,8 +191,10 @@ def _read_variable(
         raise ValueError(f"{name} has TensorFlow's data type {kind}")
     shape = [dim.size for dim in TensorShapeProto.FromString(dims or b"").dim]
     path = Path(f"{prefix}.data-{shard:05d}-of-{shards:05d}")
-    data = np.memmap(path, np.uint8, "r")[offset : offset + size]
-    if masked_crc32c(data) != checksum:
+    whole = np.memmap(path, np.uint8, "r")
+    room[path] = room.get(path, len(whole)) - size  # bytes that no variable has taken
+    data = whole[offset : offset + size]
+    if room[path] < 0 or masked_crc32c(data) != checksum:
         raise ValueError(f"{name} in {path.name} does not match its checksum")
     return np.array(data).view(DTYPES[kind]).reshape(shape)
 
@@ -198,13 +203,13 @@ def _read_table(data: bytes) -> dict[bytes, bytes]:
     """Returns LevelDB's table: a footer locates the index, which locates the blocks."""
     if not data.endswith(MAGIC):
         raise ValueError("it lacks the footer of a table")
-    footer = BytesIO(data[-FOOTER:])
+    footer, blocks = BytesIO(data[-FOOTER:]), BytesIO(data)
     for _ in range(2):  # skips the location of an index that is always empty
         _varint(footer)
     return {
         key: value
-        for _, location in _entries(data, footer)
-        for key, value in _entries(data, BytesIO(location))
+        for _, location in _entries(BytesIO(data), footer)
+        for key, value in _entries(blocks, BytesIO(location))
     }
 
 
@@ -219,23 +224,23 @@ def _varint(stream: BytesIO) -> int:
     raise ValueError("a variable-length number has no end")
 
 
-def _entries(data: bytes, location: BytesIO) -> Iterator[tuple[bytes, bytes]]:
+def _entries(data: BytesIO, location: BytesIO) -> Iterator[tuple[bytes, bytes]]:
     """Yields the keys and values of the block at a location.
 
     Keys omit the prefix that they share with the key before. The block ends with
     offsets for searching; its compression, in one byte, and its checksum follow.
     """
-    start = _varint(location)
-    end = start + _varint(location)
-    (checksum,) = struct.unpack_from("<I", data, end + 1)
-    if masked_crc32c(data[start : end + 1]) != checksum:
-        raise ValueError(f"bytes {start} to {end} do not match their checksum")
-    (offsets,) = struct.unpack_from("<I", data, end - 4)
-    block, stop = BytesIO(data[start:end]), end - start - 4 * (offsets + 1)
+    start, size, last = _varint(location), _varint(location), data.tell()
+    data.seek(start)
+    whole, (checksum,) = data.read(size + 1), struct.unpack("<I", data.read(4))
+    if start < last or masked_crc32c(whole) != checksum:
+        raise ValueError(f"{size} bytes at {start} do not match their checksum")
+    (offsets,) = struct.unpack_from("<I", whole, size - 4)
+    block, stop = BytesIO(whole), size - 4 * (offsets + 1)
     key = b""
     while block.tell() < stop:
         shared, unshared, size = (_varint(block) for _ in range(3))
-        key = key[:shared] + block.read(unshared)
+        key = key[: min(shared, 1000)] + block.read(unshared)  # more would multiply
         yield key, block.read(size)
 
 
