@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -109,9 +110,21 @@ def test_files_of_the_librarys_tokenizer(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(state))
     lower = VOCAB.lines._replace(lower_case=True)
     assert formats.read_vocab(path).to_json() == WordVocab(VOCAB.words, lower).to_json()
-    for gap in ({"a": 0, "b": 2}, {"a": 0, "b": "1"}, ["a"]):
+    for gap in ({"a": 0, "b": 2}, {"a": 0, "b": "1"}, {"a": 0, "b": True}, ["a"]):
         path.write_bytes(pickle.dumps({"sym2idx": gap}))
         assert "contains no vocabulary" in refusal(formats.read_vocab, path)
+
+
+def test_other_values_of_a_pickle_are_not_vocabularies(tmp_path: Path) -> None:
+    """A list may be in itself many times, so nothing prints or compares its items."""
+
+    class Item:
+        def __repr__(self) -> str:
+            raise AssertionError("it was printed")
+
+    for state in ({"idx2sym": np.zeros(3)}, {"sym2idx": {"a": [Item()]}}):
+        message = refusal(formats.vocab_from_pickle, state, tmp_path)
+        assert "contains no vocabulary" in message
 
 
 # The library itself

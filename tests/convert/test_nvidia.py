@@ -42,7 +42,11 @@ def test_other_files_are_refused(saved: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes, reason",
-    [({"cutoffs": [9]}, "cutoffs = (9,)"), ({"mem_len": None}, "NVIDIA's code")],
+    [
+        ({"cutoffs": [9]}, "cutoffs = (9,)"),
+        ({"cutoffs": [[9]]}, "NVIDIA's code"),  # a list may have far more items
+        ({"mem_len": None}, "NVIDIA's code"),
+    ],
 )
 def test_a_config_that_does_not_fit_is_refused(
     changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
@@ -52,3 +56,12 @@ def test_a_config_that_does_not_fit_is_refused(
     monkeypatch.setattr(inert, "read_pickle", lambda path: saved)
     message = refusal(read_nvidia, str(PATH), DataConfig(), {})
     assert str(PATH) in message and reason in message
+
+
+@pytest.mark.parametrize("step", [None, [40], float("inf")])
+def test_a_step_that_is_no_number_is_refused(
+    step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = inert.read_pickle(PATH) | {"train_step": step}
+    monkeypatch.setattr(inert, "read_pickle", lambda path: saved)
+    assert "NVIDIA's code" in refusal(read_nvidia, str(PATH), DataConfig(), {})

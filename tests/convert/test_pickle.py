@@ -337,6 +337,21 @@ def test_work_is_proportional_to_the_file(
     assert Counted.work < 2 * len(content)
 
 
+def test_arrays_with_many_names_are_refused(tmp_path: Path) -> None:
+    """Each submodule or name takes a few bytes of the file."""
+    module = b"cx\ny\n)R}U\x08_modules}(U\x01a%sU\x01b%susb"
+    levels = b"cx\ny\n)Rq\x000"
+    for n in range(1, 40):
+        below = b"h" + bytes([n - 1])
+        levels += module % (below, below) + b"q" + bytes([n]) + b"0"
+    (path := tmp_path / "file").write_bytes(b"\x80\x02" + levels + b"h\x27.")
+    saved = read_pickle(path)
+    assert "under too many names" in refusal(arrays, saved, path)
+    x = np.zeros(path.stat().st_size // 8)
+    assert len(arrays(dict.fromkeys("ab", x), path)) == 2, "they may be tied"
+    assert "under too many names" in refusal(arrays, dict.fromkeys("abcde", x), path)
+
+
 def test_keys_that_collide_are_dropped(tmp_path: Path) -> None:
     """A hash of an int is its remainder by 2^61 - 1."""
     keys = (1, 2**64, (2**61 - 1) * 2**9, "a", None, b"b", (1, 2), 1.5)

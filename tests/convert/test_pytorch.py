@@ -112,6 +112,11 @@ def test_a_state_dict_that_does_not_fit_is_refused(row: str) -> None:
     assert reason in refusal(lambda: pytorch.from_state_dict(state, mem_len=2))
 
 
+def test_many_widths_are_refused() -> None:
+    widths = [100_000, *[1] * 5000]
+    assert "no div_val gives" in refusal(pytorch._infer_div_val, widths)
+
+
 @pytest.mark.parametrize(
     "name, cutoffs, reason",
     [

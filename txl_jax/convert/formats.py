@@ -87,11 +87,11 @@ def read_nvidia(source: str, data: DataConfig, _: Stated) -> Source:
         with prefixed(path):
             fields = saved["model_config"]
             model, params = pytorch.from_fields(state, fields, models.nvidia)
+        step = int(saved.get("train_step", 1))
     except DAMAGE as error:
         raise UserError(
             f"{path} is not a checkpoint of NVIDIA's code: {error!r}"
         ) from error
-    step = saved.get("train_step", 1)
     if not data.vocab_path:
         vocab = vocab_from_pickle(saved.get("vocab"), path, data)
         return Source(model, params, vocab, step, [path])
@@ -223,7 +223,7 @@ def vocab_from_pickle(value: Value, path: Path, data: DataConfig = ANY) -> Vocab
         if not isinstance(fields, dict):
             break
         # A tokenizer that was loaded and saved again lacks the list.
-        words = fields.get("idx2sym") or _in_order(fields.get("sym2idx"))
+        words = _in_order(fields.get("sym2idx")) or fields.get("idx2sym")
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
             with prefixed(path):
                 return from_words(words, fields.get("lower_case") is True, data)
@@ -234,6 +234,6 @@ def vocab_from_pickle(value: Value, path: Path, data: DataConfig = ANY) -> Vocab
 def _in_order(ids: Value) -> list[str] | None:
     """Returns the words of {word: id}; None unless the ids count from 0."""
     numbers = ids.values() if isinstance(ids, dict) else [None]
-    if {*map(repr, numbers)} != {*map(repr, range(len(numbers)))}:
+    if {x for x in numbers if type(x) is int} != {*range(len(numbers))}:
         return None
     return sorted(ids, key=ids.__getitem__)

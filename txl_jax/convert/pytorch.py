@@ -16,7 +16,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from txl_jax.convert.pickle import Object, Value
-from txl_jax.errors import UserError
+from txl_jax.errors import UserError, refuse
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
@@ -89,15 +89,15 @@ class Keys:
 def arrays(value: Value, path: Path) -> State:
     """Returns the arrays of an unpickled state dict or module, by name.
 
-    Other values are dropped.
+    Other values are dropped. Raises UserError if many names share the same bytes.
     """
+    result, room = {}, 4 * path.stat().st_size
     try:
-        items = _flatten(value) if isinstance(value, Object) else value.items()
-        result = {
-            name: x
-            for name, x in items
-            if isinstance(name, str) and isinstance(x, np.ndarray)
-        }
+        for name, x in _flatten(value) if isinstance(value, Object) else value.items():
+            room -= len(name) + getattr(x, "nbytes", 1)
+            refuse(room < 0, f"{path} has the same arrays under too many names")
+            if isinstance(x, np.ndarray):
+                result[name] = x
     except DAMAGE:
         result = {}
     if not result:
@@ -106,7 +106,8 @@ def arrays(value: Value, path: Path) -> State:
 
 
 def _flatten(module: Object, prefix: str = "") -> Iterator[tuple[str, Value]]:
-    """Yields the parameters and buffers of a pickled module and its submodules."""
+    """Yields the submodules, parameters and buffers of a pickled module."""
+    yield prefix, None
     for field in ("_parameters", "_buffers"):
         for name, value in module.state.get(field, {}).items():
             yield f"{prefix}{name}", value
@@ -192,7 +193,7 @@ def from_fields(
     """
     return from_keys(
         Keys(state),
-        fields["cutoffs"],
+        [int(cutoff) for cutoff in fields["cutoffs"]],
         family,
         mem_len=max(int(fields["mem_len"]), 0),
         clamp_len=max(int(fields["clamp_len"]), 0),
@@ -332,6 +333,6 @@ def _take_out_projs(keys: Keys, clusters: int, params: Params) -> tuple[bool, ..
 def _infer_div_val(widths: Sequence[int]) -> int:
     """Returns the divisor of the width from each cluster to the next."""
     for divisor in range(2, widths[0] + 1):
-        if widths == [widths[0] // divisor**i for i in range(len(widths))]:
+        if all(width == widths[0] // divisor**i for i, width in enumerate(widths)):
             return divisor
     raise UserError(f"no div_val gives the embedding's tables their widths {widths}")
