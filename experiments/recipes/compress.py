@@ -36,7 +36,7 @@ import optax
 from etils import epy
 from jax import Array
 
-from txl_jax.errors import BadNumbers, refuse
+from txl_jax.errors import BadNumbers, UserError, refuse
 from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
@@ -78,6 +78,8 @@ FIXED_MODEL, lay_out = fixed_model(MODEL)
 THETAS = 0.15, 0.3, 0.6  # inverse temperatures of the cache
 PRIOR = 0.7, 0.1, 0.1, 0.1  # weights of the model and of each temperature
 SHARE = 0.05  # the part of each weight that returns to the prior after a byte
+HEADER = 1 << 16  # bytes at most; about 1,000 are used
+DENSEST = 1 << 21  # bytes in a word of 32 bits: no probability is above 1 - 2^-16
 
 
 class Prediction(NamedTuple):
@@ -251,10 +253,17 @@ def decode(content: bytes, file: Path) -> bytes:
     refuse(is_damaged, f"{file} is damaged, or `compress encode` did not write it")
     with refusing_damage(file, "another version may have written it", zlib.error):
         end = 4 + int.from_bytes(content[:4], "little")
-        header = json.loads(zlib.decompress(content[4:end]))
+        header = json.loads(zlib.decompressobj().decompress(content[4:end], HEADER))
         body = np.frombuffer(content[end:], "<u4").astype(np.uint32)
         size, seed, sha256 = (header[name] for name in ("bytes", "seed", "sha256"))
-    coder = Coder(size, seed)
+        if [type(x) for x in (size, seed, sha256)] != [int, int, str]:
+            raise TypeError("its header has values of other types")
+        if not 0 <= size <= DENSEST * len(body):
+            raise ValueError(f"{size} bytes are not in {len(content)}")
+    try:
+        coder = Coder(size, seed)
+    except MemoryError as error:
+        raise UserError(f"{file} has {size} bytes, for which memory lacks") from error
     changes = "; ".join(
         f"{name} was {header.get(name)}, is now {value}"
         for name, value in coder.needs.items()

@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import json
 import re
+import tracemalloc
 import types
 import zlib
 from collections import Counter
@@ -77,6 +78,24 @@ def test_what_cannot_be_decoded_is_refused(
         decode(forge(flax="0.1"))
     with refused("seed = -1 must be from 0"):
         decode(forge(seed=-1))
+    most = compress.DENSEST * (len(content) - 32 - end) // 4
+    sizes: list[object] = ["3000", 200.0, True, None, [], -1, most + 1, 10**18]
+    for wrong in sizes:
+        with refused("out is damaged"):
+            decode(forge(bytes=wrong))
+    for field, value in [("seed", "1"), ("seed", 1.0), ("sha256", 3)]:
+        with refused("out is damaged"):
+            decode(forge(**{field: value}))
+    bombs = b" " * 30_000_000, b"[" * 30_000, b"[]", b"{}", b"3", b"1" * 5000, b"\xff"
+    for head in map(zlib.compress, bombs):
+        tracemalloc.start()
+        with refused("out is damaged"):
+            decode(seal(len(head).to_bytes(4, "little") + head + content[end:-32]))
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+        tracemalloc.stop()
+    with monkeypatch.context() as patch, refused("for which memory lacks"):
+        patch.setattr(compress.np, "zeros", lambda *_: bytearray(2**62))
+        decode(content)
     with refused("the predictions differ from the encoder's"):
         decode(forge(sha256="0" * 64))
     with monkeypatch.context() as patch:

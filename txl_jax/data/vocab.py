@@ -152,7 +152,7 @@ FROM_JSON: dict[str, Callable[[Json], Vocab]] = {
         Lines(*(x[y] for y in Lines._fields)),
     ),
     "subword": lambda x: SubwordVocab.parse(json.dumps(x["tokenizer"]), "tokenizer"),
-    "number": lambda x: NumberVocab(x["size"]),
+    "number": lambda x: NumberVocab(len(range(x["size"]))),
 }
 
 
