@@ -46,11 +46,11 @@ def quantise(x: np.ndarray) -> np.ndarray:
 def draw(samples: Path, picture: Path) -> dict[str, Any]:
     """Draws the truth and the samples, [samples, tokens], after the prompt."""
     try:
-        rows = np.atleast_2d(np.load(samples))
+        rows = np.atleast_2d(np.load(samples, mmap_mode="r"))  # not of a claimed size
         if rows.ndim != 2 or rows.shape[1] < CONTEXT + AHEAD:
             raise ValueError(f"it has the shape {rows.shape}")
         rows = rows.astype(np.int64)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, OverflowError) as error:
         raise UserError(
             f"--samples={samples} is not a .npy file of samples, each of at least "
             f"{CONTEXT + AHEAD} numbers with the prompt"

@@ -15,9 +15,11 @@ import txl_jax
 from tests.cli.test_main import documented
 from tests.convert.test_huggingface import folder_of
 from tests.convert.test_pytorch import case
+from tests.support.refusal import refused
 from tests.support.tiny import assert_equal
 from tests.support.trained import Done, Home, command, home
 from txl_jax import config as configs
+from txl_jax.checkpoint import manifest
 from txl_jax.convert.release import read_release, save_release
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.errors import BadNumbers, UserError
@@ -125,6 +127,34 @@ def test_damage_is_noticed(model: Path, tmp_path: Path) -> None:
         txl_jax.load(tmp_path / "missing.safetensors")
 
 
+FORGED: list[dict[str, Any]] = [
+    {"step": "3"},
+    {"step": 1.5},
+    {"step": None},
+    {"step": 2**80},
+    {"arrays": {"params/" + "a/" * 9000: ["float32", [1], "0" * 16]}},
+]
+
+
+@pytest.mark.parametrize("change", FORGED, ids=str)
+def test_a_forged_manifest_is_refused(
+    model: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    with safetensors.safe_open(model, framework="numpy") as file:
+        texts = file.metadata()
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if "arrays" in change:
+        arrays = {"a/" * 9000: np.zeros(1, np.float32)}
+    body = json.loads(texts["manifest"]) | change
+    del body["sha256"]
+    body["sha256"] = manifest._sha256(body)
+    file = tmp_path / "file.safetensors"
+    texts = {**texts, "manifest": json.dumps(body)}
+    file.write_bytes(safetensors.numpy.save(arrays, texts))
+    with refused("is damaged"):
+        read_release(file)
+
+
 def test_a_model_that_does_not_fit_its_config(model: Path, tmp_path: Path) -> None:
     found = read_release(model)
     found.config["model"]["d_inner"] = 48
@@ -147,9 +177,12 @@ def test_another_version(model: Path, tmp_path: Path, change: tuple[str, Any]) -
         txl_jax.load(tmp_path / "newer")
     done = imported(tmp_path / "newer", tmp_path / "run")
     assert done.status == 2 and found.origin["git_revision"] in done.err
-    save_release(found._replace(config={"data": None}), tmp_path / "newer")
-    with pytest.raises(UserError, match="use the version that exported it"):
-        txl_jax.load(tmp_path / "newer")
+    origins: list[Any] = [found.origin, {}, [], 3]
+    for origin in origins:
+        other = found._replace(config={"data": None}, origin=origin)
+        save_release(other, tmp_path / "newer")
+        with pytest.raises(UserError, match="use the version that exported it"):
+            txl_jax.load(tmp_path / "newer")
 
 
 def test_fields_that_are_gone_are_left_out(model: Path, tmp_path: Path) -> None:

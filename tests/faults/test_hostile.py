@@ -186,6 +186,12 @@ def read_vocab(path: Path) -> None:
     vocab.decode(range(len(vocab)))
 
 
+def read_numbers(path: Path) -> None:
+    """Reads a saved vocabulary of numbers and uses it."""
+    vocab = vocabulary.load(path)
+    vocab.decode(range(min(len(vocab), 9)))
+
+
 def no_training(row: configs.Config, workdir: Path) -> NoReturn:
     """Stands in for training an unfinished run."""
     raise UserError(f"{workdir} is not finished")
@@ -222,6 +228,7 @@ READERS: dict[str, Reader] = {
     "words": Reader("vocab.json", read_vocab, WORDS),
     "characters": Reader("vocab.json", read_vocab, CHARS),
     "subwords": Reader("vocab.json", read_vocab, SUBWORDS),
+    "numbers": Reader("vocab.json", read_numbers, {"kind": "number", "size": 9}),
     "data.vocab_path": Reader("w.json", read_words),
     "list of words": Reader("w.txt", read_words, more=edited(Path(__file__))),
     "imported words": Reader("vocab.txt", formats.read_vocab),

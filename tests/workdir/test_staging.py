@@ -6,13 +6,15 @@ import os
 import socket
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.refusal import refused
 from txl_jax.errors import UserError
-from txl_jax.workdir.staging import LOCK, locked
+from txl_jax.workdir.staging import LOCK, locked, read_arrays
 
 HOLD = """
 import pathlib, sys, time
@@ -21,6 +23,17 @@ with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
+
+
+def test_arrays_of_a_claimed_size_are_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with zipfile.ZipFile(path := tmp_path / "x.npz", "w") as archive:
+        with archive.open("a.npy", "w") as file:
+            header = {"descr": "<i8", "fortran_order": False, "shape": (2**58,)}
+            np.lib.format.write_array_header_1_0(file, header)
+    assert read_arrays(path) == {}
+    assert "x.npz is damaged" in capsys.readouterr().err
 
 
 def test_another_process_is_refused_until_the_holder_is_killed(tmp_path: Path) -> None:

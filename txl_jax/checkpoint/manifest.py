@@ -79,7 +79,7 @@ def parse(text: str) -> Manifest:
         name: (dtype, tuple(shape), checksum)
         for name, (dtype, shape, checksum) in body["arrays"].items()
     }
-    return Manifest(body["step"], position, nll, arrays)
+    return Manifest(len(range(body["step"])), position, nll, arrays)
 
 
 def _sha256(body: Json) -> str:

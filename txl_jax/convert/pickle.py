@@ -61,7 +61,6 @@ def _view(
     return result
 
 
-# All other names of classes and functions become Objects.
 KNOWN: dict[str, type | str | Callable[..., Value]] = {
     **{f"torch.{name}Storage": name for name in DTYPES},
     "collections.OrderedDict": Table,
@@ -81,7 +80,7 @@ class Unpickler(PYTHON):
         self.value = self.load()
 
     def find_class(self, module: str, name: str) -> Value:
-        """Returns a stand-in for a class or function, and imports nothing."""
+        """Returns a stand-in, mostly Object, and imports nothing."""
         return KNOWN.get(f"{module[:80]}.{name[:80]}", Object)
 
     def persistent_load(self, pid: Value) -> Value:
@@ -89,8 +88,9 @@ class Unpickler(PYTHON):
         if pid[0] == "module":
             return pid[1]
         _, kind, key, _, count, *view = pid[:6]
-        is_plain = type(kind) is type(key) is str and not any(view)
-        refuse(not is_plain, "a storage has no name, or is a view of another")
+        refuse(
+            any(view) or not type(kind) is type(key) is str, "a storage is not plain"
+        )
         if key not in self.storages:
             size = count * np.dtype(DTYPES[kind]).itemsize
             self.room -= size
@@ -115,8 +115,7 @@ class Unpickler(PYTHON):
         pickle.EMPTY_SET[0]: PYTHON.load_empty_list,  # a list, whose items need no hash
         pickle.ADDITEMS[0]: PYTHON.load_appends,
         pickle.FROZENSET[0]: PYTHON.load_list,
-        # Refused: these allocate a claimed size, or copy arguments.
-        **dict.fromkeys(pickle.BYTEARRAY8 + pickle.NEWOBJ_EX),
+        **dict.fromkeys(pickle.BYTEARRAY8 + pickle.NEWOBJ_EX),  # not linear: refused
     }
 
 

@@ -191,9 +191,8 @@ def _read_variable(
         raise ValueError(f"{name} has TensorFlow's data type {kind}")
     shape = [dim.size for dim in TensorShapeProto.FromString(dims or b"").dim]
     path = Path(f"{prefix}.data-{shard:05d}-of-{shards:05d}")
-    whole = np.memmap(path, np.uint8, "r")
-    room[path] = room.get(path, len(whole)) - size  # bytes that no variable has taken
-    data = whole[offset : offset + size]
+    room[path] = room.get(path, path.stat().st_size) - size  # bytes of no variable yet
+    data = np.memmap(path, np.uint8, "r")[offset : offset + size]
     if room[path] < 0 or masked_crc32c(data) != checksum:
         raise ValueError(f"{name} in {path.name} does not match its checksum")
     return np.array(data).view(DTYPES[kind]).reshape(shape)

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 # Exceptions that reading a damaged JSON file can raise.
 DAMAGE = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError),
-    *(RecursionError, OverflowError),
+    *(RecursionError, SystemError, OverflowError),  # the second in C++
 )
 
 SCHEME = "gs://"

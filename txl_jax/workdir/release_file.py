@@ -75,7 +75,8 @@ def check_config(config: Json, origin: Json, path: Path) -> Config:
         }
         return configs.with_values(Config(), values)
     except (*DAMAGE, UserError) as error:
-        revision = origin.get("git_revision", "unknown")
+        is_known = isinstance(origin, dict) and "git_revision" in origin
+        revision = origin["git_revision"] if is_known else "unknown"
         raise UserError(
             f"{path} has a config that this version does not read ({error}): use the "
             f"version that exported it (its model was trained at revision {revision})"

@@ -30,7 +30,7 @@ from txl_jax.runtime.storage import DAMAGE, Json
 LOCK = "run.lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # on some network disks
 UNWRITTEN = "unwritten"  # in a result whose files could not be written: the reason
-UNREADABLE = (*DAMAGE, EOFError, OSError, RuntimeError, zipfile.BadZipFile)
+UNREADABLE = (*DAMAGE, EOFError, OSError, MemoryError, RuntimeError, zipfile.BadZipFile)
 
 
 @contextlib.contextmanager
