@@ -17,6 +17,7 @@ from tests.support import golden
 from tests.support.refusal import refusal
 from tests.support.tiny import assert_equal
 from txl_jax.convert import formats, huggingface
+from txl_jax.data import vocab as vocabulary
 from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
@@ -113,6 +114,14 @@ def test_files_of_the_librarys_tokenizer(tmp_path: Path) -> None:
     for gap in ({"a": 0, "b": 2}, {"a": 0, "b": "1"}, {"a": 0, "b": True}, ["a"]):
         path.write_bytes(pickle.dumps({"sym2idx": gap}))
         assert "contains no vocabulary" in refusal(formats.read_vocab, path)
+
+
+def test_words_of_python_2_that_are_not_utf8_can_be_saved(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.pkl"
+    words = b"(U\x05<eos>U\x02\xff\xfee"
+    path.write_bytes(b"\x80\x02}U\x07idx2sym]" + words + b"s.")
+    vocabulary.save(formats.read_vocab(path), tmp_path / "vocab.json")
+    assert len(vocabulary.load(tmp_path / "vocab.json")) == 2
 
 
 def test_other_values_of_a_pickle_are_not_vocabularies(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Unpickler(PYTHON):
     """Reads the next value of a file in linear time, with zeros as its storages."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
-        super().__init__(file, encoding="utf-8", errors="surrogateescape")
+        super().__init__(file, encoding="utf-8", errors="replace")
         self.memo, self.room = Table(), size
         self.storages: dict[str, bytearray] = {}
         self.value = self.load()
