@@ -8,7 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import normal
-from txl_jax.model.linear import Linear
+from txl_jax.model.linear import Linear, add_bias
 
 BIAS = 2.0  # the initial b: the gates start at z = s(-2) = 0.12
 
@@ -56,7 +56,7 @@ class Gate(nn.Module):
 
         bias_D = self.param("bias", normal(0, "D", mean=BIAS), (D,))
         z_BLD = linear("W_z", y_BLD) + linear("U_z", x_BLD)
-        z_BLD = nn.sigmoid(z_BLD - bias_D.astype(config.compute_dtype))
+        z_BLD = nn.sigmoid(add_bias(z_BLD, -bias_D.astype(config.compute_dtype)))
         r_BLD = nn.sigmoid(linear("W_r", y_BLD) + linear("U_r", x_BLD))
         new_BLD = nn.tanh(linear("W_g", y_BLD) + linear("U_g", r_BLD * x_BLD))
         return (1 - z_BLD) * x_BLD + z_BLD * new_BLD
