@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     c.data.update(corpus="text", path="tasks/copying-24-8-8")
     c.model.update(n_layer=2, d_model=64, n_head=2, d_head=32, d_inner=128)
     # With the usual 0.02, attention of so small a model stays uniform for long.
-    c.model.update(mem_len=32, dropout=0.0, unroll=2, init_std=0.1)
+    c.model.update(mem_len=32, dropout=0.0, init_std=0.1)
     c.train.update(batch_size=32, tgt_len=16, segments_per_call=10)
     c.train.update(num_steps=400, eval_every=400, log_every=10)
     c.train.update(score_from=ord("a"))

@@ -18,8 +18,7 @@ def get_config() -> ConfigDict:
     c = config.default()
     c.data.corpus = "shakespeare"
     c.model.update(n_layer=4, d_model=128, n_head=4, d_head=32, d_inner=448)
-    # Unrolled layers are a little faster on a CPU.
-    c.model.update(mem_len=64, dropout=0.0, unroll=4)
+    c.model.update(mem_len=64, dropout=0.0)
     c.train.update(batch_size=24, tgt_len=32, segments_per_call=4)
     c.train.update(num_steps=2000, eval_every=200, log_every=20)
     c.optim.update(lr=3e-3, warmup_steps=100)

@@ -21,8 +21,7 @@ def get_config() -> ConfigDict:
     c.data.corpus = "shakespeare"
     c.model.update(n_layer=6, d_model=192, n_head=6, d_head=32, d_inner=768)
     c.model.update(feed_forward="swiglu", qk_norm=True)
-    # Unrolled layers are a little faster on a CPU.
-    c.model.update(mem_len=128, dropout=0.15, unroll=6)
+    c.model.update(mem_len=128, dropout=0.15)
     c.train.update(batch_size=24, tgt_len=64, segments_per_call=4, order="roll")
     c.train.update(num_steps=8000, eval_every=500, log_every=20)
     c.optim.update(optimizer="muon", lr=3e-3, warmup_steps=200)

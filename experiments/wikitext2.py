@@ -22,8 +22,7 @@ def get_config() -> ConfigDict:
     c.model.update(n_layer=4, d_model=192, n_head=3, d_head=64, d_inner=1024)
     c.model.update(cutoffs=(4000, 12000), div_val=2)
     c.model.update(feed_forward="swiglu", qk_norm=True)
-    # Unrolled layers are a little faster on a CPU.
-    c.model.update(mem_len=128, dropout=0.0, unroll=4)
+    c.model.update(mem_len=128, dropout=0.0)
     c.train.update(batch_size=32, tgt_len=64, segments_per_call=4, order="roll")
     c.train.update(num_steps=4500, eval_every=750, log_every=20)
     c.optim.update(optimizer="muon", lr=3e-3, warmup_steps=200)

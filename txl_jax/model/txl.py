@@ -163,12 +163,13 @@ class TransformerXL(nn.Module):
 def count_unrolled(config: ModelConfig) -> int:
     """Returns the number of layers in a step of the scan: `unroll`, or the fastest.
 
-    The loop over layers copies kept arrays into and out of stacks. On one H200,
-    the training step of enwik8 takes 51 ms with one layer in a step and 37 ms with all.
-    On a CPU, all layers in a step make small models some 10 % faster, large ones
-    slower.
+    The loop over layers copies kept arrays into and out of stacks. On one H200, the
+    training step of enwik8 takes 51 ms with one layer in a step and 37 ms with all. On
+    two cores, all layers in a step are 7 to 19 % faster in float32, and 7 to 53 % in
+    bfloat16; a step of 12 layers compiles in 9 to 11 instead of 5 seconds. On a TPU
+    neither has run.
     """
-    fastest = config.n_layer if target_device().platform == "gpu" else 1
+    fastest = 1 if target_device().platform == "tpu" else config.n_layer
     return min(config.unroll or fastest, config.n_layer)
 
 
