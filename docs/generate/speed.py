@@ -97,7 +97,7 @@ def commands() -> str:
             line["benchmark"],
             line["date"][:16].replace("T", " "),
             code(line["command"]),
-            f"{line['device_kind']}, {line['cpu_count']} cores",
+            f"{line.get('processor', line['device_kind'])}, {line['cpu_count']} cores",
             ", ".join(
                 f"{name} {line['versions'][name]}"
                 for name in ("jax", "torch", "transformers")

@@ -132,6 +132,14 @@ def fill(
     page.write_text(render(read_rows(lines)), "utf-8")
 
 
+def processor() -> str:
+    """Returns the CPU's name, and its instructions that multiply bfloat16."""
+    path = Path("/proc/cpuinfo")
+    words = path.read_text("utf-8").split() if path.exists() else []
+    text = " ".join(words).partition("model name : ")[2].partition(" stepping")[0]
+    return ", ".join([text, *sorted({"amx_bf16", "avx512_bf16"} & {*words})])
+
+
 def provenance() -> dict[str, Any]:
     """Returns the date, and the code, libraries and device that measure."""
     return {
@@ -139,6 +147,7 @@ def provenance() -> dict[str, Any]:
         "git_revision": git_revision(),
         "versions": versions(),
         "cpu_count": os.cpu_count(),
+        "processor": processor(),
         "device_kind": jax.devices()[0].device_kind,
     }
 
