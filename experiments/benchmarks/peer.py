@@ -159,9 +159,10 @@ class Model:
         tokens = self._place(tokens_BL)
         self.optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=self.is_short):
-            result = self.model(tokens, mems=self.memory, labels=tokens)
-            loss = result.losses.mean()
+            result = self.model.transformer(tokens, mems=self.memory)
         self.memory = result.mems
+        # Its softmax fails with autocast: two types meet in an assignment.
+        loss = self.model.crit(result.last_hidden_state.float(), tokens).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
