@@ -12,7 +12,6 @@ A context is the memory of a stream and a window of tokens that are not in it ye
 Dims: B prompts, L segment or window, T tokens.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +28,6 @@ from txl_jax.evaluate.grouping import count_segments
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Reader
 from txl_jax.generate.options import GenerateConfig, generation_model
-from txl_jax.kernels.sharded import target_device
 from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
@@ -130,7 +128,7 @@ class Sampler:
         every: int = 0,
     ) -> None:
         self.every = every or EVERY
-        self.config = model = one_token_dtype(generation_model(model_config, config))
+        self.config = model = generation_model(model_config, config)
         self.options, self.vocab_size, self.batch_size = config, vocab_size, batch_size
         self.kind = choose_kind(model)
         self.one_by_one = model.has_memory and not self.kind.by_segments
@@ -237,16 +235,6 @@ class Sampler:
             memory = choose_streams(full_B, after, memory)
             length_B = jnp.where(full_B, 0, length_B)
         return log_probs_BV, Context(token_B, memory, window_BL, length_B)
-
-
-def one_token_dtype(config: ModelConfig) -> ModelConfig:
-    """Returns the model in float32 on a CPU, otherwise as it is.
-
-    For one token, weights are multiplied by vectors: their type decides nothing but how
-    they are read, and a CPU reads float32 twice as fast.
-    """
-    is_cpu = target_device().platform == "cpu"
-    return dataclasses.replace(config, dtype="float32") if is_cpu else config
 
 
 def predict_last(
