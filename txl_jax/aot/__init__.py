@@ -1,1 +1,1 @@
-"""Programs for devices that are not attached: compiled for TPUs, or as StableHLO."""
+"""Compilation ahead of time, for TPUs that are not attached."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from txl_jax import config
-from txl_jax.aot import stablehlo
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manifest import first_nonfinite
 from txl_jax.config import Config
@@ -21,7 +20,6 @@ from txl_jax.data.options import OWN
 from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.fields import Values
-from txl_jax.generate.options import generation_model
 from txl_jax.report import provenance
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import storage
@@ -33,7 +31,6 @@ from txl_jax.workdir.fit import imported_config
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.release_file import check_config
 
-STABLEHLO = "stablehlo"  # a folder that `aot.stablehlo` writes
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
 # Entries of run.json, and of its first start, that are exported.
 ORIGIN = (
@@ -143,12 +140,8 @@ def configure(
 
 
 def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
-    """Writes the model of a workdir to one file, or as programs to a folder."""
-    require_one_of(options.format, [formats.OWN, STABLEHLO], "--format")
-    if options.format == STABLEHLO and options.dtype != "float32":
-        raise UserError(
-            f"--dtype={options.dtype} is not for --format={STABLEHLO}: leave it out"
-        )
+    """Writes the model of a workdir to one file."""
+    require_one_of(options.format, [formats.OWN], "--format")
     target = storage.local_path(options.target, "--target")
     remote = storage.is_remote(options.target)
     if remote or target.exists() or options.target.endswith("/"):
@@ -156,22 +149,14 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
             f"--target={options.target!r} exists or is a folder, or is on gs://: give "
             "a new file on this machine"
         )
-    if options.format == STABLEHLO:
-        model = generation_model(loaded.config.model, loaded.config.generate)
-        L = loaded.config.eval.tgt_len
-        with storage.replacing_folder(target) as fresh:
-            fresh.rmdir()  # `save` makes it
-            stablehlo.save(model, loaded.params, loaded.vocab, L, fresh)
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        save_release(make_release(loaded, workdir), target, options.dtype)
-    files = sorted(target.iterdir()) if target.is_dir() else [target]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    save_release(make_release(loaded, workdir), target, options.dtype)
     say(f"update {loaded.step} exported to {target}")
     return {
         "target": str(target),
         "format": options.format,
         "step": loaded.step,
-        "sha256": {str(path): checksum(path) for path in files},
+        "sha256": {str(target): checksum(target)},
     }
 
 

@@ -11,9 +11,8 @@ class ConvertConfig:
 
     format: str = field(
         "",
-        help="Format: txl_jax, a model in one file; for export also stablehlo, a "
-        "folder of programs that run without this package; for import also "
-        "huggingface, nvidia, or the paper's pytorch or tensorflow.",
+        help="Format: txl_jax, a model in one file; for import also huggingface, "
+        "nvidia, or the paper's pytorch or tensorflow.",
     )
     source: str = field("", help="File or folder to import.")
     target: str = field("", help="File or folder to create by export.")

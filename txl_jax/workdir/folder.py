@@ -48,7 +48,6 @@ KINDS = {
     RUN: WORKDIR,
     "record/metadata": "a checkpoint of a run: give the workdir that contains it",
     "*/record/metadata": "a run's checkpoints: give the workdir that contains them",
-    "*.stablehlo": "a model as StableHLO: loader.py there runs it",
     "model*.safetensors": HUGGINGFACE,
     "pytorch_model.bin": HUGGINGFACE,
     "*.pt": f"a checkpoint of PyTorch: {IMPORT}pytorch or nvidia",

@@ -8,7 +8,7 @@ Dims: J = 3 of q, k and v, P = 2 parts of C = D / 2 columns, X = H A, Y tokens.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.struct
 import jax
@@ -93,17 +93,6 @@ class KeyValues:
             jnp.concatenate([x_BKHA[:, :M], own_BLHA], axis=1)
             for x_BKHA, own_BLHA in zip(kept, outputs, strict=True)
         )
-
-
-class NewestKeyValues(NamedTuple):
-    """The keys and values of the newest M tokens of every layer, oldest first.
-
-    Unlike `KeyValueMemory`, it does not depend on the lengths of calls.
-    """
-
-    k_NHBMA: Array
-    v_NHBMA: Array
-    filled_B: Array
 
 
 @flax.struct.dataclass
@@ -194,11 +183,13 @@ class KeyValueMemory:
             jnp.stack([heads_first(x_BMHA) for x_BMHA in each])
             for each in zip(*states, strict=True)
         )
-        saved = NewestKeyValues(k_NHBMA, v_NHBMA, memory.filled_B)
-        return cls.empty(config, params, B, tgt_len, M).resume(saved)
+        empty = cls.empty(config, params, B, tgt_len, M)
+        return empty.resume(k_NHBMA, v_NHBMA, memory.filled_B)
 
-    def resume(self, saved: NewestKeyValues) -> "KeyValueMemory":
-        """Returns an initial memory with saved keys and values, the newest that fit."""
+    def resume(
+        self, k_NHBMA: Array, v_NHBMA: Array, filled_B: Array
+    ) -> "KeyValueMemory":
+        """Returns an initial memory with these keys and values, the newest that fit."""
         M = self.mem_len
 
         def fill(x_HBKA: Array, saved_HBMA: Array) -> Array:
@@ -209,17 +200,10 @@ class KeyValueMemory:
             dataclasses.replace(
                 layer, k_HBKA=fill(layer.k_HBKA, k_HBMA), v_HBKA=fill(layer.v_HBKA, v)
             )
-            for layer, k_HBMA, v in zip(self.layers, *saved[:2], strict=True)
+            for layer, k_HBMA, v in zip(self.layers, k_NHBMA, v_NHBMA, strict=True)
         )
-        filled_B = jnp.minimum(saved.filled_B, M)
+        filled_B = jnp.minimum(filled_B, M)
         return dataclasses.replace(self, layers=layers, filled_B=filled_B)
-
-    def newest(self) -> NewestKeyValues:
-        """Returns the keys and values that the next call sees."""
-        M = self.mem_len
-        k_NHBMA = jnp.stack([window(x.k_HBKA, x.start_B, M) for x in self.layers])
-        v_NHBMA = jnp.stack([window(x.v_HBKA, x.start_B, M) for x in self.layers])
-        return NewestKeyValues(k_NHBMA, v_NHBMA, self.filled_B)
 
     def append(
         self,
