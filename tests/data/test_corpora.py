@@ -262,13 +262,12 @@ def test_catalog_is_complete() -> None:
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.txt", zip_of(b"text"), "a zip archive.* with unzip"),
-        ("a.tar.gz", gzip.compress(TAR), "a tar archive.* with tar -xf"),
-        ("a.txt", bz2.compress(b"text"), "compressed by bzip2.* with bzcat"),
-        ("a.txt", "text".encode("utf-32"), "in UTF-32.* with iconv"),
+        ("a.txt", zip_of(b"text"), "not text in UTF-8"),
+        ("a.tar.gz", gzip.compress(TAR), "not text in UTF-8"),
+        ("a.txt", "text".encode("utf-32"), "not text in UTF-8"),
         ("a.jsonl", b'{"text": "a"}', "JSON lines, not text.*jq -r .text"),
     ],
-    ids="zip tar.gz bzip2 UTF-32 jsonl".split(),
+    ids="zip tar.gz UTF-32 jsonl".split(),
 )
 def test_other_formats_are_refused(
     name: str, content: bytes, message: str, tmp_path: Path, split: Split
