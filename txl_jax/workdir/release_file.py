@@ -16,8 +16,6 @@ from txl_jax.runtime import storage
 from txl_jax.runtime.storage import DAMAGE, Json
 from txl_jax.workdir.folder import describe
 
-# Fields of earlier versions, at values that are now fixed or meant the default.
-FIXED = {"n_bucket": 32, "max_distance": 128, "reset_memory_at": "-1"}
 SUFFIX = ".safetensors"
 PACKAGED = Path(__file__).parents[1] / "packaged"
 
@@ -61,17 +59,14 @@ def check_config(config: Json, origin: Json, path: Path) -> Config:
     """Returns the config of a released model; raises UserError if it is not valid.
 
     Unknown fields, of other versions, are left out, unless they change the model: those
-    of its section that are neither off nor in FIXED.
+    of its section that are not off.
     """
     try:
         values = {
             f"{section}.{name}": value
             for section in configs.SECTIONS.keys() & config.keys()
             for name, value in config[section].items()
-            if (name, value) not in FIXED.items()
-            and (
-                f"{section}.{name}" in configs.FIELDS or (section == "model" and value)
-            )
+            if f"{section}.{name}" in configs.FIELDS or (section == "model" and value)
         }
         return configs.with_values(Config(), values)
     except (*DAMAGE, UserError) as error:
