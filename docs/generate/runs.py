@@ -13,7 +13,7 @@ class Run(NamedTuple):
 
     title: str
     page: str
-    command: str  # a part of the block's text
+    command: str  # a part of the block's text; "" = its program is gone
     files: tuple[str, ...]
     seeds: int  # 0 = nothing is trained
     more: str = ""  # facts that the files lack
@@ -113,7 +113,7 @@ RUNS = (
     Run(
         "Training beside Hugging Face's port",
         "migration.md",
-        "experiments.benchmarks.training",
+        "",
         ("benchmarks/training.jsonl",),
         18,
     ),
@@ -170,7 +170,7 @@ RUNS = (
     Run(
         "Later additions",
         "howto/variants.md",
-        "python -m experiments.benchmarks.variants --seeds=1",
+        "",
         ("benchmarks/variants.jsonl",),
         1,
         "beside other work",
@@ -238,8 +238,11 @@ def runs() -> str:
         seeds = seeds if run.seeds else "timed"
         files = ", ".join(map(code, run.files))
         parts.append(
-            f"### [{run.title}]({run.page})\n\n{seeds}; {made(run)}; {files}\n\n"
-            "<details><summary>command</summary>\n\n"
-            f"{block(run.page, run.command)}\n</details>\n"
+            f"### [{run.title}]({run.page})\n\n{seeds}; {made(run)}; {files}\n"
         )
+        if run.command:
+            parts[-1] += (
+                "\n<details><summary>command</summary>\n\n"
+                f"{block(run.page, run.command)}\n</details>\n"
+            )
     return "\n".join(parts)

@@ -24,9 +24,6 @@ PROGRAMS = {
     "generation": [],
     "step": [],
     "step, xla": ["--kernel=xla"],
-    "softmax": [],
-    "attention": [],
-    "compile_time": [],
 }
 HEADER = (
     "| benchmark | case | side | tokens/s | seconds | spread | memory MiB | ratio |"

@@ -50,14 +50,11 @@ class HloProgram:
                 root, own, result, kind, rest = match.groups()
                 self.computations[name][own] = Op(kind, result, rest, bool(root))
 
-    def visit(
-        self, fusions: bool, name: str = "", times: int = 1
-    ) -> Iterator[tuple[Op, str, int]]:
+    def visit(self, name: str = "", times: int = 1) -> Iterator[tuple[Op, str, int]]:
         """Yields (instruction, its computation, how often it runs).
 
         In a conditional only the branch that `lax.cond` takes for a true condition
-        counts, the usual case here. fusions: whether to yield the instructions inside
-        fusions as well.
+        counts, the usual case here.
         """
         name = name or self.entry
         for op in self.computations[name].values():
@@ -67,10 +64,10 @@ class HloProgram:
                 attribute, count = "body=", times * self.trips(op)
             elif op.kind == "conditional":
                 attribute = r"(?:branch_computations=\{(?:[^}]*, )?|true_computation=)"
-            elif op.kind == "call" or (op.kind == "fusion" and fusions):
+            elif op.kind in ("call", "fusion"):
                 attribute = "(?:to_apply|calls)="
             if attribute and (called := op.match(attribute + r"%?([\w.\-]+)")):
-                yield from self.visit(fusions, called, count)
+                yield from self.visit(called, count)
 
     def trips(self, loop: Op) -> int:
         """Returns the trip count of a loop, 1 if it depends on the data."""
@@ -98,7 +95,7 @@ class Collective(NamedTuple):
 def collectives(program: HloProgram) -> list[Collective]:
     """Returns all collectives; one that is a chain of fusions is returned once."""
     result, seen = [], set()
-    for op, name, times in program.visit(fusions=True):
+    for op, name, times in program.visit():
         kind, home = op.kind.removesuffix("-start"), program.computations[name]
         if kind not in KINDS:
             continue

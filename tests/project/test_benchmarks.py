@@ -3,15 +3,13 @@
 import itertools
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks import compare, pods, quiet, record, training, variants
+from experiments.benchmarks import compare, pods, quiet, record
 from experiments.benchmarks.quiet import LoadedError, Watch
 from tests.project.conftest import EXPERIMENTS, Start
-from txl_jax import config as configs
 
 PROGRAMS = {
     f"{folder}.{path.stem}": path
@@ -40,9 +38,9 @@ def test_a_loaded_machine_is_refused(
     start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
-    assert start("benchmarks.softmax", "--tokens=160 --tiny --repeats=1") == 2
+    assert start("benchmarks.generation", "--tiny --repeats=1") == 2
     out, err = capsys.readouterr()
-    message = "softmax: not measured: the load average is 1.50, above 1.0 (--force)"
+    message = "generation: not measured: the load average is 1.50, above 1.0 (--force)"
     assert (out, err) == ("", f"txl_jax: {message}\n")
 
 
@@ -51,14 +49,15 @@ def test_a_forced_report_is_marked(
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 0.0, 0.0))
     monkeypatch.setattr(quiet, "matmul_rates", lambda: {"jax": lambda: 100.0})
-    start("benchmarks.attention", "--tiny --force --repeats=2")
+    flags = "--models small --tiny --force --repeats=2 --gradient_segments 1 2"
+    start("benchmarks.step", flags)
     result = json.loads(capsys.readouterr().out)
     assert result["loaded"] and result["load_average"] == 1.5
-    assert result["command"].endswith("attention --tiny --force --repeats=2")
+    assert result["command"].endswith(f"step {flags}")
     (case,) = result["cases"]
     for side in case["sides"].values():
         assert len(side["seconds"]) == 2 and side["temporary_bytes"] > 0
-    rows = compare.table_rows("attention", result)
+    rows = compare.table_rows("step", result)
     assert len(rows) == 2 and all("(loaded)" in row for row in rows)
     assert {row.count("|") for row in rows} == {compare.HEADER.count("|")}
 
@@ -88,10 +87,9 @@ def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) ->
     assert all(f"| {name}" in out for name in compare.PROGRAMS)
 
 
-def test_pages_are_made_from_the_committed_rows() -> None:
-    for program in (pods, training, variants):
-        rows = record.read_rows(program.LINES)
-        assert program.PAGE.read_text("utf-8") == program.page(rows)
+def test_the_page_is_made_from_the_committed_rows() -> None:
+    rows = record.read_rows(pods.LINES)
+    assert pods.PAGE.read_text("utf-8") == pods.page(rows)
 
 
 def test_only_missing_rows_are_measured(tmp_path: Path) -> None:
@@ -113,20 +111,3 @@ def test_only_missing_rows_are_measured(tmp_path: Path) -> None:
     assert fill(2) == [{"a": 0, "b": 0}, {"a": 1, "b": 0}]
     lines.write_text(lines.read_text("utf-8") + '{"a": 2', "utf-8")
     assert [row["a"] for row in fill(9)] == measured == [0, 1, 2, 3]
-
-
-def test_variants_and_tuned_options_are_configs() -> None:
-    def parse(recipe: str, fields: Iterable[str]) -> configs.Config:
-        flags = dict(field.split("=", 1) for field in fields)
-        values = {name: configs.read_flag(name, text) for name, text in flags.items()}
-        return configs.with_values(configs.load(recipe), values)
-
-    for text in variants.TEXTS.values():
-        for variant in variants.VARIANTS:
-            fields = *text.fields, *text.changes(variant)
-            config = parse(text.recipe, fields)
-            assert variant != "paper" or config.optim.lr == text.lr
-    for options, sweep, values in variants.TUNED.values():
-        for each in options:
-            more = *each, f"sweep={sweep}={values}", "streams=1"
-            parse("shakespeare", [f"eval.{option}" for option in more])
