@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=3.12           # the images' own is too old for jax
 finish_seconds=120    # jax takes up to 60 to end the other processes
-folder=${TPU_WORKER_FOLDER:-/mnt/txl}
+folder=/mnt/txl
 
 fail() { echo "tpu_worker.sh: $HOSTNAME: $1" >&2; exit 1; }
 last() { tail --lines=1 <<<"${1:-no answer}"; }
