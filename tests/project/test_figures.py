@@ -87,28 +87,15 @@ def test_copying_makes_each_cell_once(
     cell = result["cells"][1]
     assert (cell["delay"], cell["mem_len"], cell["seed"]) == (3, 16, 1)
     assert cell["distance_tokens"] == 3 + 8
-    limits = ("seen_by_all_tokens", "seen_by_last_tokens", "reach_tokens")
-    assert [cell[name] for name in limits] == [16, 16 + 15, 2 * 16 + 15]
-    assert cell["seconds"] >= 0 and set(cell["provenance"]) == {*describe_result()}
+    assert set(cell["provenance"]) == {*describe_result()}
     assert json.loads((tmp_path / "copying.json").read_text()) == result
     assert (tmp_path / "copying.png").read_bytes().startswith(PNG)
     # After a kill, one cell has no result yet.
     folder = tmp_path / counted[3]
-    name = "delay=9-mem_len=16-gradient_segments=1-seed=1"
-    assert folder.name == f"layers=2-{name}-batch_size=32-updates=100"
     (folder / "accuracy.json").unlink()
     counted.clear()
     assert start("figures.copying", f"{GRID} --workdir={tmp_path}") == 0
     assert counted == [folder.name]
-    again = json.loads(capsys.readouterr().out)
-    for name in ("seconds", "provenance"):
-        result["cells"][3].pop(name), again["cells"][3].pop(name)
-    assert again == result
-    flags = f"--recall 4 --delays 3 --mem_lens 16 --workdir={tmp_path}"
-    assert start("figures.copying", flags) == 0
-    (recall,) = json.loads(capsys.readouterr().out)["cells"]
-    assert recall["distance_tokens"] == 3 + 4 * 2 + 4 * 3 - 2
-    assert counted[-1].startswith("recall=4-layers=2-delay=3-")
 
 
 def test_memories_adds_the_runs_that_a_table_lacks(
@@ -150,6 +137,3 @@ def test_memories_adds_the_runs_that_a_table_lacks(
         {**second, "nll": 9, "git_revisions": ["f" * 40]}
     ]
     assert picture.read_bytes().startswith(PNG)
-    assert start("figures.memories", flags) == 0
-    assert json.loads(capsys.readouterr().out)["added"] == 0
-    assert json.loads(table.read_text("utf-8")) == made

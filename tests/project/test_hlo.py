@@ -1,7 +1,5 @@
 """Collectives of a small program, counted by hand."""
 
-import pytest
-
 from experiments.benchmarks.hlo import HloProgram, collectives
 
 TEXT = """\
@@ -46,23 +44,3 @@ def test_a_loops_collectives_count_as_often_as_it_runs() -> None:
     text = TEXT.replace("compare(%at, %limit), direction=LT", "fusion(%at), calls=%lt")
     text = text.replace("body=%body\n", known)
     assert collectives(HloProgram(text)) == [("all-reduce", LAYER, 6)]
-
-
-PARTS = "f32[1,2,128]{2,1,0}"  # %mine split over 4 devices
-WHOLE = "f32[1,8,128]{2,1,0}"
-MORE = "f32[4,8,128]{2,1,0}"
-
-
-@pytest.mark.parametrize(
-    ("result", "kind", "size"),
-    [
-        (MORE, "all-gather", 4 * LAYER),
-        (f"({WHOLE}, {PARTS})", "reduce-scatter-start", LAYER),
-        (WHOLE, "all-to-all", LAYER),
-        ("bf16[1,8,128]{2,1,0}", "all-reduce", LAYER // 2),
-    ],
-)
-def test_the_bytes_are_those_of_whole_arrays(result: str, kind: str, size: int) -> None:
-    before = "f32[1,8,128]{2,1,0:T(8,128)S(1)} all-reduce(%mine)"
-    text = TEXT.replace(before, f"{result} {kind}(%mine)")
-    assert collectives(HloProgram(text)) == [(kind.removesuffix("-start"), size, 5)]

@@ -39,19 +39,8 @@ def start(
         ("figures.reach", "", "JAX_PLATFORMS=toaster", "", "check JAX_PLATFORMS"),
         ("rl.ppo", "", "JAX_PLATFORMS=cuda", "", "no device (none of its kind is here"),
         (
-            "rl.mazes",
-            "",
-            "JAX_ENABLE_X64=1",
-            "",
-            "JAX_ENABLE_X64=True is not supported",
-        ),
-        (
             *("recipes.chorales", "midi", "", "music21"),
             "music21 is not installed: pip install music21",
-        ),
-        (
-            *("recipes.music", "encode midi out", "", "miditok"),
-            "miditok is not installed: pip install 'txl_jax[recipes]'",
         ),
         (
             *("recipes.compress", "encode text out", "", "constriction"),
@@ -69,11 +58,6 @@ def test_what_the_machine_lacks_is_one_line(
     assert done.stderr.startswith("txl_jax: ") and line in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
-
-
-def test_a_program_needs_no_docstrings() -> None:
-    line = [sys.executable, "-OO", "-m", "experiments.rl.mazes", "--help"]
-    subprocess.run(line, cwd=ROOT, check=True, stdout=subprocess.PIPE)
 
 
 def test_an_unusable_stdout_ends_a_program_as_it_ends_txl(tmp_path: Path) -> None:
