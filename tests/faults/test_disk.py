@@ -230,10 +230,13 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_links_are_followed_and_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    ends = os.pipe()
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe"):
+    for path in (tmp_path, tmp_path / "pipe", Path(f"/dev/fd/{ends[1]}")):
         with pytest.raises(FileExistsError, match=f"not a regular file: '{path}'"):
             storage.write_atomically(path, "new")
+    for end in ends:
+        os.close(end)
     assert (tmp_path / "pipe").is_fifo()
     (tmp_path / "folder").mkdir()
     for name in ("old", "absent"):
@@ -242,6 +245,17 @@ def test_links_are_followed_and_only_regular_files_are_replaced(tmp_path: Path) 
         for content in ("one", "two"):
             storage.write_atomically(link, content)
             assert link.is_symlink() and target.read_text() == content
+    link, target = tmp_path / "to_new", tmp_path / "folder" / "new"
+    link.symlink_to(target)
+    for content in ("one", "two"):
+        with storage.replacing_folder(link) as fresh:
+            (fresh / content).touch()
+        assert link.is_symlink() and os.listdir(target) == [content]
+
+
+def test_a_killed_process_leaves_no_temporary_file(tmp_path: Path) -> None:
+    with storage.replacing(tmp_path / "new"):
+        assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("name", ["x" * 256, "none/x", "loop"])

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 # Exceptions that reading a damaged JSON file can raise.
 DAMAGE = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError),
-    *(RecursionError, SystemError, OverflowError),  # the second in C++
+    *(RecursionError, SystemError, OverflowError),  # SystemError is raised in C++
 )
 
 SCHEME = "gs://"
@@ -110,9 +110,10 @@ def replacing(path: Path) -> Iterator[io.BytesIO]:
     fresh = target.with_name(f".{secrets.token_hex(4)}.tmp")  # `path` may be long
     with naming(path):
         with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISREG(target.stat().st_mode):
+            if not stat.S_ISREG(path.stat().st_mode):
                 raise FileExistsError(errno.EEXIST, "not a regular file")
         fresh.touch(exist_ok=False)
+        fresh.unlink()  # a signal during the block would leave it
     try:
         yield content
         with naming(path):
@@ -141,7 +142,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Yields an empty folder that replaces a local one, whole or not at all."""
-    fresh = path.absolute().with_name(f".incomplete-{path.name}")
+    path = Path(os.path.realpath(path))
+    fresh = path.with_name(f".incomplete-{path.name}")
     try:
         for leftover in (fresh, path):
             shutil.rmtree(leftover, ignore_errors=True)
