@@ -197,6 +197,7 @@ INTERRUPTED = """
 import os, signal, sys
 from txl_jax.report.log import json_lines
 
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as `entry` sets it
 with json_lines(sys.argv[1], "score.output") as write:
     write({"n": 1})
     os.kill(os.getpid(), signal.%s)
@@ -230,8 +231,21 @@ def test_lines_have_their_name_once_they_are_complete(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) == before
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with json_lines(str(tmp_path / "pipe"), "score.output") as write:
-        write({"n": 1})
-    assert os.read(reader, 99) == b'{"n": 1}\n'
-    os.close(reader)
+    unnamed, end = os.pipe()  # as of `>(gzip)` in bash
+    for read, name in ((reader, tmp_path / "pipe"), (unnamed, f"/dev/fd/{end}")):
+        with json_lines(str(name), "score.output") as write:
+            write({"n": 1})
+        assert os.read(read, 99) == b'{"n": 1}\n'
+    for number in (reader, unnamed, end):
+        os.close(number)
     assert len([*tmp_path.iterdir()]) == 2
+
+
+def test_a_signal_keeps_the_effect_that_it_has_in_a_notebook(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt), json_lines(str(tmp_path / "x"), ""):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert "x.incomplete is incomplete" in capfd.readouterr().err

@@ -315,11 +315,14 @@ def json_lines(path: str, field: str) -> Iterator[Callable[[Json], None]]:
     if not path or not distributed.is_first():
         yield lambda record: None
         return
-    target = storage.local_path(path, field).resolve()
-    is_file = target.is_file() or not target.exists()  # not a pipe or a device
-    fresh = Path(f"{target}.incomplete") if is_file else target
+    target = storage.local_path(path, field)
+    fresh = target
+    if is_file := target.is_file() or not target.exists():  # no pipe, no device
+        target = Path(os.path.realpath(target))
+        fresh = Path(f"{target}.incomplete")
     with storage.naming(target):
         file = fresh.open("w", encoding="utf-8")
     with file, listening(f"ended by a signal: {fresh} is incomplete"):
         yield lambda record: print(to_json(record), file=file, flush=True)
-    fresh.replace(target)
+    if is_file:
+        fresh.replace(target)

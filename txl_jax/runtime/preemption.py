@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from jax.experimental import multihost_utils
 
@@ -26,11 +27,12 @@ class Stop:
 
     status: exit status, nonzero once this process has received a signal. reached:
     whether `at_boundary` has returned True. last_words: if set, a signal prints this
-    line and ends the process at once.
+    line, and then has the effect that it had before.
     """
 
     def __init__(self, last_words: str = "") -> None:
         self.status, self.last_words = 0, last_words
+        self.before: dict[int, Any] = {}  # the handlers that `listening` replaces
         self.reached = False
         self._boundaries = 0
 
@@ -38,7 +40,7 @@ class Stop:
         """Handles a signal."""
         if self.last_words:
             distributed.warn(self.last_words)
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, self.before.get(number, signal.SIG_DFL))
             signal.raise_signal(number)
         self.status = self.status or (INTERRUPTED if number == signal.SIGINT else RETRY)
         if number == signal.SIGINT:
@@ -74,11 +76,11 @@ def listening(last_words: str = "") -> Iterator[Stop]:
         return
     several = distributed.several()
     numbers = [signal.SIGINT] if several else [signal.SIGINT, signal.SIGTERM]
-    before = {number: signal.signal(number, stop.receive) for number in numbers}
+    stop.before = {number: signal.signal(number, stop.receive) for number in numbers}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in stop.before.items():
             signal.signal(number, handler)
         if several:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
