@@ -57,7 +57,7 @@ def test_only_a_memory_of_the_model_is_saved(
     deep = choose_kind(dataclasses.replace(model, n_layer=3)).empty(2)
     other = choose_kind(tiny.config(**({} if kind else tiny.FAST))).empty(2)
     wrong: Any
-    for wrong in (None, (TOKENS_BL, memory), deep, other):
+    for wrong in (None, 3, (TOKENS_BL, memory), deep, other):
         with refused("memory has arrays of shapes .* this model's .*: give"):
             txl_jax.save_memory(tmp_path / "memory", loaded, wrong)
 

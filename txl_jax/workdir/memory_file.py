@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from txl_jax.checkpoint import array_file
 from txl_jax.checkpoint.manifest import checksums, first_nonfinite, named_leaves
@@ -46,7 +47,8 @@ def check_memory(memory: Any, config: ModelConfig) -> None:
         M = config.mem_len + memory.mem_len - like.mem_len
         kind = choose_kind(dataclasses.replace(config, mem_len=M))
         like = jax.eval_shape(lambda: kind.empty(len(memory.filled_B)))
-    given, fitting = ({n: x.shape for n, x in named_leaves(y)} for y in (memory, like))
+    trees = memory, like
+    given, fitting = ({n: np.shape(x) for n, x in named_leaves(y)} for y in trees)
     refuse(
         given != fitting,
         f"memory has arrays of shapes {given}, and this model's {fitting}: give the "
