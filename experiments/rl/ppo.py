@@ -30,7 +30,7 @@ from txl_jax.report import plots, provenance
 from txl_jax.report.log import MetricsLog, Progress, read_metrics, spent_seconds
 from txl_jax.runtime import preemption
 from txl_jax.runtime.programs import Program
-from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
+from txl_jax.runtime.storage import Json, local_path, refusing_damage, write_atomically
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import abstract, check_streams, letters, shardings
@@ -68,7 +68,7 @@ def make_player(options: Options) -> tuple[Agent, Environment]:
 
 def load(workdir: Path | str) -> tuple[Agent, Environment, Params]:
     """Returns a run's agent and environment, and the parameters of its best policy."""
-    workdir = Path(workdir)
+    workdir = local_path(str(workdir), "workdir")
     path = workdir / OPTIONS
     refuse(not path.exists(), f"{workdir} holds no run of this program")
     options = read_options(path)

@@ -194,6 +194,7 @@ def test_a_run_stops_on_request_once_the_task_is_solved(tmp_path: Path) -> None:
     for call in (lambda: ppo.train(options, tmp_path), lambda: ppo.load(tmp_path)):
         assert "options.json is damaged" in refusal(call)
     assert "holds no run of this program" in refusal(ppo.load, tmp_path / "other")
+    assert "no such user" in refusal(ppo.load, "~no.one/run")
 
 
 def killed_after_update_3(options: ppo.Options, step: int, updates: list[Any]) -> bool:
