@@ -263,7 +263,7 @@ def decode(content: bytes, file: Path) -> bytes:
     try:
         coder = Coder(size, seed)
     except MemoryError as error:
-        raise UserError(f"{file} has {size} bytes, for which memory lacks") from error
+        raise UserError(f"out of memory: {file} has {size} bytes") from error
     changes = "; ".join(
         f"{name} was {header.get(name)}, is now {value}"
         for name, value in coder.needs.items()
