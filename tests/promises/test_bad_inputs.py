@@ -177,10 +177,10 @@ run run_other                             | another version of corpus 'text'
 run checkpoints_gone                      | was at update 60, and
 txl --config={tiny} --workdir={home}/disk_gone | has no checkpoint: mount its disk
 run run --config.train.num_steps=30       | is already at update 60: raise train.num_ste
-run no_heads                              | lacks model.n_head, 2 in run.json: add it ag
-evaluate no_heads                         | lacks model.n_head, 2 in run.json: add it ag
-txl --config={tiny} --workdir={home}/no_heads | lacks model.n_head, 2 in run.json
-new train.init_from={home}/no_heads       | lacks model.n_head, 2 in run.json: add it ag
+run no_heads                              | lacks model.n_head, which is 2 in run.json
+evaluate no_heads                         | lacks model.n_head, which is 2 in run.json
+txl --config={tiny} --workdir={home}/no_heads | lacks model.n_head, which is 2
+new train.init_from={home}/no_heads       | lacks model.n_head, which is 2 in run.json
 evaluate run_other                        | was trained on another version of corpus
 attention run_other                       | was trained on another version of corpus
 generate run_other --context_tokens=4     | was trained on another version of corpus

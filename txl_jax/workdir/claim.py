@@ -57,8 +57,8 @@ def saved_config(workdir: Path) -> Config:
         saved = json.loads((workdir / CONFIG).read_text("utf-8"))
         for section, fields in starts[-1].get("config", {}).items():
             for name in fields.keys() - saved.get(section, {}).keys():
-                value = f"{section}.{name}, {json.dumps(fields[name])} in {RUN}"
-                line = f"{workdir / CONFIG} lacks {value}: add it again"
+                value = f"which is {json.dumps(fields[name])} in {RUN}: add it"
+                line = f"{workdir / CONFIG} lacks {section}.{name}, {value}"
                 refuse(f"{section}.{name}" in configs.FIELDS, line)
     return config
 
