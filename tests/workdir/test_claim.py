@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.refusal import contents, refused
 from txl_jax import config as configs
+from txl_jax.checkpoint.save_restore import Checkpoints
 from txl_jax.workdir.claim import check_trainable, last_step
 
 pytestmark = pytest.mark.promise("Damage is noticed")
@@ -51,3 +52,11 @@ def test_what_a_run_has_saved(
         check_trainable(tmp_path, config)
         assert last_step(tmp_path) == 2 * ("checkpoints/2/" in names)
     assert contents(tmp_path) == before
+
+
+def test_a_run_killed_before_its_first_save_begins_again(tmp_path: Path) -> None:
+    """A validation is logged before the save that follows it has begun."""
+    lines = (json.dumps(x) for x in VALIDATED)
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with Checkpoints(tmp_path):
+        check_trainable(tmp_path, configs.Config())

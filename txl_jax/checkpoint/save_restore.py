@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -132,6 +132,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self.failed: list[int] = []  # steps that could not be saved
         self.reason = ""  # the error of the last failed save
         self._orbax: Manager | None = None
+
+    def __enter__(self) -> Self:
+        """Marks a folder without checkpoints: if it is missing later, it was lost."""
+        is_local = distributed.is_first() and not self.remote
+        if is_local and not list_steps(self.folder):
+            with contextlib.suppress(OSError):  # which the first save reports
+                (self.folder / TRASH).mkdir(parents=True, exist_ok=True)
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.wait()

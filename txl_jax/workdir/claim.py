@@ -36,7 +36,7 @@ def check_trainable(workdir: Path, config: Config) -> None:
 def last_step(workdir: Path, result: str = RESULT) -> int:
     """Returns the newest checkpoint's step, or 0; raises UserError if it has gone.
 
-    A save that failed or was killed leaves something in the folder.
+    A training, even one killed before its first save, leaves something in the folder.
     """
     steps = save_restore.list_steps(folder := save_restore.find_folder(workdir))
     is_empty = not (folder.is_dir() and any(folder.iterdir()))
