@@ -128,6 +128,8 @@ HEX = {f"<0x{byte:02X}>": len(IDS) + byte for byte in range(256)}
 WORDS = {"[UNK]": 0, "</s>": 1, "a": 2, "b": 3, "##b": 4}
 
 BPE = models.BPE(IDS, [])
+WORD_ENDS = {f"{letter}</w>": len(IDS) + n for n, letter in enumerate(LETTERS)}
+BPE_ENDS = models.BPE({**IDS, **WORD_ENDS}, [], end_of_word_suffix="</w>")
 BPE_UNK = models.BPE(IDS, [], unk_token="<unk>")
 BPE_HEX = models.BPE({**IDS, **HEX}, [], byte_fallback=True)
 BYTES = models.BPE({"</s>": 0, **ALPHABET}, [])
@@ -176,6 +178,7 @@ JAMO = "\u1112\u1161\u11ab"  # NFC composes them
         (BPE, {}, "a b\n😀", "😀"),
         (BPE, META, "a HELLO", "H"),
         (BPE, SPACES, "a \t b", ""),
+        (BPE_ENDS, SPACES, "ab HELLO 12", "H"),
         (SOME_BYTES, AS_BYTES, "bé", "é"),
         (BPE_UNK, {}, "Dvořák", ""),
         (BPE_UNK, {"normalizer": normalizers.Replace(DIGITS, "")}, "É 12", "1"),

@@ -81,6 +81,8 @@ class SubwordVocab:
         self.bytes_of = _bytes_of(tokens, self.decoder)
         self._changes = False  # whether a change of text has been reported
         model = parts["model"]
+        marks = model.get("end_of_word_suffix"), model.get("continuing_subword_prefix")
+        self._marks = [mark for mark in marks if mark]  # a decoder may leave them
         unk = model.get("unk_id", model.get("unk_token"))  # a Unigram has unk_id
         self.unknown = unk if isinstance(unk, int) else self._first_token([unk or ""])
         ids = self._encode_lines(["\n"])[0]
@@ -146,6 +148,8 @@ class SubwordVocab:
 
     def _compare(self, text: str, decoded: str) -> None:
         """Refuses text that tokens omit, and reports the first text that changes."""
+        for mark in self._marks:
+            decoded = decoded.replace(mark, "")
         old, new = ("".join(x.split()) for x in (text, decoded))
         if old.casefold() != new.casefold() and _visible(new) < _visible(old):
             lost = _visible(old) - _visible(new)
