@@ -10,6 +10,7 @@ from importlib.metadata import version
 from txl_jax.errors import BROKEN_PIPE, USER_ERROR, UserError
 from txl_jax.runtime import allocator
 
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # jax sets it to 1 unless it is set
 # Values of jax's environment variables with which parts of the programs fail.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "jax_enable_x64": (True,),
@@ -54,9 +55,9 @@ def prepare_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # also ends C++ code
     os.environ["MPLBACKEND"] = "agg"  # pictures are files
     os.environ.setdefault("EPATH_USE_TF", "false")  # TensorFlow's file system
-    if version("jaxlib") == "0.10.1":
+    if version("jaxlib") == "0.10.1" and os.environ.get(LOG_LEVEL, "1") == "1":
         # It prints errors about programs from the cache, which run all the same.
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+        os.environ[LOG_LEVEL] = "3"
 
 
 def import_jax() -> None:
