@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
     c.data.corpus = "stdlib"
     c.model.update(n_layer=3, d_model=128, n_head=2, d_head=64, d_inner=512)
     # Too short a run to overfit.
-    c.model.update(mem_len=64, dropout=0.0)
+    c.model.update(mem_len=64, dropout=0.0, dtype="bfloat16")
     # Many short segments rather than few long ones: each update sees 32 places of the
     # corpus, and the memory brings back the context.
     c.train.update(batch_size=32, tgt_len=32, segments_per_call=4)
