@@ -134,11 +134,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._orbax: Manager | None = None
 
     def __enter__(self) -> Self:
-        """Marks a folder without checkpoints: if it is missing later, it was lost."""
-        is_local = distributed.is_first() and not self.remote
-        if is_local and not list_steps(self.folder):
+        """Marks an empty folder: if it is missing later, checkpoints were lost."""
+        if distributed.is_first() and not self.remote:
             with contextlib.suppress(OSError):  # which the first save reports
-                (self.folder / TRASH).mkdir(parents=True, exist_ok=True)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                if not any(self.folder.iterdir()):
+                    (self.folder / TRASH).mkdir()
         return self
 
     def __exit__(self, *_: object) -> None:
