@@ -129,12 +129,10 @@ model.same_length=1                 | model.same_length = '1' is not true or fal
 train.num_steps=99999999999         | must be below 2^31
 train.order=sentence                | train.order | mean 'sentences'
 train.batch_size=9 train.batch_chunk=2 | train.batch_size = 9 | train.batch_chunk = 2
-{DYNAMIC} mesh.segments=2            | eval.dynamic = "sgd" | mesh.segments to 1
 train.gradient_segments=2            | segments_per_update = 1 | gradient_segments = 2
 {G} train.varlen=true model.mem_len=4 | gradient_segments = 2 | leave out train.varlen
 {G} model.mem_len=0                  | gradient_segments = 2 | set model.mem_len
 {G} model.initial_memory=zeros model.mem_len=4 | gradient_segments = 2 | "empty"
-model.recurrence=same mesh.segments=2 | mesh.segments = 2 | set mesh.segments to 1
 train.ext_len=3 model.mem_len=4     | train.ext_len = 3 | model.mem_len = 4 | to 0
 train.ext_len=3 train.half_loss=true model.mem_len=0 | train.half_loss = True and train
 eval.ext_len=3 eval.mem_len=4       | eval.ext_len = 3 | eval.mem_len = 4 | of them to 0

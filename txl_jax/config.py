@@ -139,15 +139,12 @@ class Config:
         together = {
             "train.gradient_segments": G,
             "eval.segments_per_step": self.eval.segments_per_step,
-            "mesh.segments": self.mesh.segments,
         }
         for name, count in together.items():
-            in_sequence = model.in_sequence
-            if self.eval.dynamic and name == "mesh.segments":
-                in_sequence = f'eval.dynamic = "{self.eval.dynamic}"'
             refuse(
-                in_sequence and count not in (0, 1),
-                f"{name} = {count} reads segments together, and with {in_sequence} "
+                model.in_sequence and count not in (0, 1),
+                f"{name} = {count} reads segments together, and with "
+                f"{model.in_sequence} "
                 f"each needs the results of the one before: set {name} to 1",
             )
 

@@ -32,7 +32,7 @@ TITLES = {
     "fit": "The large models on large slices",
     "published": "The published batch on more and more chips",
     "weak": "8,192 tokens per chip",
-    "pieces": "Four segments of the text on four chips each",
+    "pieces": "Four segments of the text on four chips each (revision 33c384c4)",
 }
 # Slices by their number of chips, for v4 and v5p, and for v5e and v6e.
 CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"}
@@ -77,13 +77,6 @@ def wanted() -> Iterator[Row]:
         many = f"{flags} --config.train.batch_size={256 * chips}"
         remat = f"{many} --config.model.remat_policy=full"
         yield row("weak", "lm1b_large", "v5e", chips, remat)
-    groups = ("gradient_segments", "segments_per_update", "segments_per_call")
-    flags = " ".join(f"--config.train.{name}=4" for name in groups)
-    flags += " --config.mesh.segments=4 --config.model.initial_memory=empty"
-    for kind, chips in (("v5e", 16), ("v4", 64)):
-        for name, streams in (("enwik8_24l", 16), ("wt103_large", 32)):
-            more = f"--config.train.batch_size={streams} --config.eval.streams=16"
-            yield row("pieces", name, kind, chips, f"{flags} {more}")
 
 
 def measure(row: Row) -> Row:
@@ -190,10 +183,11 @@ third tables have no evaluation step in `pods.jsonl`, because their commands lef
 out. Rows of v4 with `tpu` were made when that kernel still supported v4; `auto` now
 selects `xla` or `chunked` for it.
 
-In the last table, each layer passes the newest M states of a piece to the next chip: in
-the forward pass, back in the backward pass, and once more, as bfloat16, where the
-backward pass computes the layer's input again. The all-reduces sum the gradients and,
-once in an update, the memory, which only the last piece's chip has.
+Rows of the last table can no longer be made: revision 33c384c4 has the code that splits
+a text over devices (`mesh.segments`). Each layer passes the newest M states of a piece
+to the next chip: in the forward pass, back in the backward pass, and once more, as
+bfloat16, where the backward pass computes the layer's input again. The all-reduces sum
+the gradients and, once in an update, the memory, which only the last piece's chip has.
 """
 
 

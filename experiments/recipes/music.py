@@ -149,7 +149,7 @@ def extend(
     """Returns the tokens and up to `bars` more bars; flags are fields of `generate`."""
     config, V = loaded.config, len(loaded.vocab)
     options = dataclasses.replace(config.generate, **flags)
-    reading = Reading(config.eval.ext_len + config.eval.tgt_len, mesh=loaded.mesh)
+    reading = Reading(config.eval.ext_len + config.eval.tgt_len)
     sampler = Sampler(config.model, loaded.params, options, 1, len(tokens), V, reading)
 
     @functools.partial(jax.jit, donate_argnums=1)

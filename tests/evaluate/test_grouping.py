@@ -48,8 +48,8 @@ def test_segments_with_recurrence_in_a_layer_are_read_alone() -> None:
 def test_windows_follow_the_kernel_that_auto_selects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    axes, device = (AxisType.Auto,) * 4, AbstractDevice("H100", None, "gpu")
-    mesh = AbstractMesh((1, 1, 1, 1), AXES, axis_types=axes, abstract_device=device)
+    axes, device = (AxisType.Auto,) * 3, AbstractDevice("H100", None, "gpu")
+    mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
     config = dataclasses.replace(ENWIK8, mem_len=2100)
     with jax.sharding.use_abstract_mesh(mesh):
         assert window_tokens(config, 12, 1, 80) == 480  # at most a quarter is wasted
@@ -60,8 +60,8 @@ def test_windows_follow_the_kernel_that_auto_selects(
 def test_a_gpu_reads_more_segments_in_windows_with_the_same_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    axes, device = (AxisType.Auto,) * 4, AbstractDevice("H100", None, "gpu")
-    absent = AbstractMesh((1, 1, 1, 1), AXES, axis_types=axes, abstract_device=device)
+    axes, device = (AxisType.Auto,) * 3, AbstractDevice("H100", None, "gpu")
+    absent = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
     config = dataclasses.replace(ENWIK8, mem_len=2100, kernel="cudnn")
     with jax.sharding.use_abstract_mesh(absent):
         assert count_segments(config, 0, 10, 80) == 16

@@ -25,12 +25,8 @@ from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate, make_reader
 from txl_jax.evaluate.reader import Reader, run_calls
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory import Memory
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.segment import OneSegment
-from txl_jax.sharding.mesh import make_mesh
-from txl_jax.sharding.options import MeshConfig
-from txl_jax.sharding.rules import sharding
 
 PARAMS = tiny.make_params()
 CONFIG = EvalConfig(streams=4, tgt_len=5, mem_len=7)
@@ -169,24 +165,6 @@ def test_other_memories_are_read_as_in_training(kind: dict[str, Any]) -> None:
         options = dataclasses.replace(CONFIG, segments_per_step=S)
         nll = compiled(options, model_config)(params, TOKENS, tiny.silent)["nll"]
         assert nll == pytest.approx(expected, rel=tiny.FLOAT32)
-
-
-@pytest.mark.long
-def test_pieces_of_the_text_change_nothing() -> None:
-    """Nor does a step of one segment that all devices along the text compute."""
-    mesh = make_mesh(MeshConfig(segments=4))
-    expected = compiled()(PARAMS, TOKENS, tiny.silent)["nll"]
-    for S, in_pieces in ((0, True), (8, True), (1, False)):
-        config = dataclasses.replace(CONFIG, segments_per_step=S)
-        reader = make_reader(MODEL, config, mesh)
-        params = jax.device_put(PARAMS, sharding(mesh, ""))
-        assert isinstance(reader.empty(reader.unstack(params)), Memory) == in_pieces
-        evaluate = make_evaluate(MODEL, config, mesh, reader)
-        nll = evaluate(params, TOKENS, tiny.silent)["nll"]
-        assert nll == pytest.approx(expected, rel=tiny.FLOAT32)
-    config = dataclasses.replace(CONFIG, segments_per_step=4)
-    with pytest.raises(UserError, match="segments_per_step. to a multiple of 8"):
-        make_reader(MODEL, config, mesh)
 
 
 def windows(config: EvalConfig, model_config: ModelConfig, params: Any) -> float:

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,14 +16,10 @@ from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
 from tests.support.reference_tokens import Stream as TokenStream
-from tests.support.refusal import refused
 from txl_jax.evaluate import score
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.score import TextReader, arrange, join
 from txl_jax.model.config import ModelConfig
-from txl_jax.sharding.mesh import make_mesh
-from txl_jax.sharding.options import MeshConfig
-from txl_jax.sharding.rules import sharding
 
 PARAMS = tiny.make_params()
 NOTHING_T = np.zeros(0, np.int32)
@@ -103,27 +98,6 @@ def test_other_memories_read_a_document() -> None:
         else:
             expected_T = Stream(params, config).nll(TOKENS_T, 5)
         tiny.assert_close(read(TOKENS_T).nll_T[1:], expected_T)
-
-
-def test_a_long_document_is_split_over_devices() -> None:
-    """So are its hidden states; each device reads a short document."""
-    mesh = make_mesh(MeshConfig(data=1, segments=4), jax.devices()[:4])
-    config = dataclasses.replace(MEMORY, segments_per_step=8)
-    params = jax.device_put(PARAMS, sharding(mesh, ""))
-    split = make_score(tiny.CONFIG, config, params, mesh=mesh)
-    whole = make_score(tiny.CONFIG, config, PARAMS)
-    for T in (23, 12):
-        actual, expected = (read(TOKENS_T[:T]) for read in (split, whole))
-        tiny.assert_close(actual.nll_T[1:], expected.nll_T[1:])
-        tiny.assert_close(actual.hidden_TD, expected.hidden_TD)
-    texts = [TOKENS_T[:T] for T in (3, 23, 2, 20, 1)]
-    reader = TextReader(tiny.CONFIG, dataclasses.replace(config, streams=2), mesh=mesh)
-    results = [*map(join, reader.read(params, texts, TOKENS_T[:1]))]
-    for text_T, result in zip(texts, results, strict=True):
-        tiny.assert_close(result["nll"], whole(text_T, TOKENS_T[:1]).nll_T)
-    config = dataclasses.replace(MEMORY, segments_per_step=6)
-    with refused("segments_per_step. to a multiple of 8"):
-        make_score(tiny.CONFIG, config, params, mesh=mesh)
 
 
 @pytest.mark.parametrize("skip", [1, 7])

@@ -21,9 +21,6 @@ from tests.support.reference_tokens import Stream as TokenStream
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.generate.sampler import choose, restrict
-from txl_jax.sharding.mesh import make_mesh
-from txl_jax.sharding.options import MeshConfig
-from txl_jax.sharding.rules import sharding
 
 # Random numbers, also rounded to quarters so that tokens tie.
 LOGITS_BV = 2 * jax.random.normal(jax.random.key(0), (4, 50))
@@ -97,36 +94,6 @@ def test_memory_is_carried_between_tokens(monkeypatch: pytest.MonkeyPatch) -> No
         bounds = [*range(0, last, 3), *range(last, len(text_T))]
         expected = oracle_nll(tiny.config(mem_len=4), text_T, bounds)
         tiny.assert_close(nll_T, expected[last:])
-
-
-def test_long_prompts_are_split_over_devices() -> None:
-    """The samples equal one device's; short prompts are not split."""
-    mesh = make_mesh(MeshConfig(data=1, segments=4), jax.devices()[:4])
-    params = jax.device_put(PARAMS, sharding(mesh, ""))
-    tokens_T = tiny.make_tokens(1, 60)[0]
-    for lengths, in_pieces in (([33], True), ([50, 19], True), ([7], False)):
-        prompts = [tokens_T[:length] for length in lengths]
-        split, whole = (
-            sampler.Sampler(
-                *(tiny.CONFIG, own, MEMORY, len(prompts), lengths[0]),
-                reading=sampler.Reading(3, 8, each),
-            )
-            for own, each in ((params, mesh), (PARAMS, None))
-        )
-        (actual,), (expected,) = (each.stream(prompts, 1) for each in (split, whole))
-        np.testing.assert_array_equal(actual.tokens_BT, expected.tokens_BT)
-        tiny.assert_close(actual.nll_BT, expected.nll_BT)
-        assert split.reader.in_pieces == in_pieces
-
-
-def test_a_mesh_of_one_segment_refuses_no_segments_per_step() -> None:
-    """A model that reads segments in sequence takes them one by one."""
-    config, mesh = tiny.config(mem_len=4, **tiny.SAME), tiny.one_device()
-    drawn = [
-        next(sampler.stream(config, PARAMS, PROMPTS, MEMORY, None, 3, 2, mesh=each))
-        for each in (mesh, None)
-    ]
-    tiny.assert_equal(*drawn)
 
 
 def expected_nll(config: Any, params: Any, text_T: np.ndarray, last: int) -> Any:

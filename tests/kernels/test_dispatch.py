@@ -35,11 +35,9 @@ def chosen(
     return names[0]
 
 
-def on(
-    kind: str, platform: str, sizes: tuple[int, ...] = (1, 1, 1, 1)
-) -> NamedSharding:
+def on(kind: str, platform: str, sizes: tuple[int, ...] = (1, 1, 1)) -> NamedSharding:
     """Returns a sharding over devices that are not attached."""
-    axes, device = (AxisType.Auto,) * 4, AbstractDevice(kind, None, platform)
+    axes, device = (AxisType.Auto,) * 3, AbstractDevice(kind, None, platform)
     mesh = AbstractMesh(sizes, AXES, axis_types=axes, abstract_device=device)
     return NamedSharding(mesh, jax.P())
 
@@ -55,15 +53,15 @@ def test_auto_takes_xla_on_an_uneven_mesh(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("kind", "sizes", "L", "K", "name"),
     [
-        ("TPU v5 lite", (1, 1, 1, 1), 3, 8, "tpu"),
-        ("TPU v4", (1, 1, 1, 1), 3, 8, "xla"),  # too little VMEM
-        ("TPU v4", (1, 1, 1, 1), 1024, 2048, "chunked"),
-        ("TPU v5p", (1, 1, 1, 1), 512, 43136, "tpu"),
-        ("TPU v5p", (1, 1, 1, 1), 512, 43137, "chunked"),  # too many keys for its VMEM
-        ("TPU v5e", (1, 1, 1, 1), 512, 43137, "tpu"),
-        ("H100", (1, 1, 1, 1), 1023, 2048, "xla"),
-        ("H100", (1, 1, 1, 1), 1024, 2048, "chunked"),  # too many scores for one array
-        ("H100", (2, 1, 2, 1), 1024, 2048, "xla"),  # a quarter on each device
+        ("TPU v5 lite", (1, 1, 1), 3, 8, "tpu"),
+        ("TPU v4", (1, 1, 1), 3, 8, "xla"),  # too little VMEM
+        ("TPU v4", (1, 1, 1), 1024, 2048, "chunked"),
+        ("TPU v5p", (1, 1, 1), 512, 43136, "tpu"),
+        ("TPU v5p", (1, 1, 1), 512, 43137, "chunked"),  # too many keys for its VMEM
+        ("TPU v5e", (1, 1, 1), 512, 43137, "tpu"),
+        ("H100", (1, 1, 1), 1023, 2048, "xla"),
+        ("H100", (1, 1, 1), 1024, 2048, "chunked"),  # too many scores for one array
+        ("H100", (2, 1, 2), 1024, 2048, "xla"),  # a quarter on each device
     ],
 )
 def test_auto_follows_device_and_size(

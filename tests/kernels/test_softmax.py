@@ -50,8 +50,8 @@ def test_gradients_in_bfloat16_are_summed_in_float32() -> None:
 
 def test_a_gpu_has_few_blocks_for_the_expected_tokens() -> None:
     """Here for wt103_nvidia; elsewhere the number of blocks depends on the tokens."""
-    axes, device = (AxisType.Auto,) * 4, AbstractDevice("H100", None, "gpu")
-    mesh = AbstractMesh((1, 1, 1, 1), AXES, axis_types=axes, abstract_device=device)
+    axes, device = (AxisType.Auto,) * 3, AbstractDevice("H100", None, "gpu")
+    mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
     T, ends = 104 * 192, (0, 20_000, 40_000, 200_000, 267_735)
     expected = [
         cluster.expected_share(low, high, ends[-1])

@@ -206,7 +206,7 @@ def test_all_layers_are_one_step_of_the_scan_except_on_a_tpu() -> None:
     axes = (AxisType.Auto,) * len(AXES)
     for platform, layers in (("gpu", tiny.N), ("tpu", 1), ("cpu", tiny.N)):
         device = AbstractDevice("absent", None, platform)
-        mesh = AbstractMesh((1, 1, 1, 1), AXES, axes, abstract_device=device)
+        mesh = AbstractMesh((1, 1, 1), AXES, axes, abstract_device=device)
         with jax.sharding.use_abstract_mesh(mesh):
             assert count_unrolled(tiny.config()) == layers
             assert count_unrolled(tiny.config(unroll=1)) == 1

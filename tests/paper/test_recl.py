@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -27,9 +26,6 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.paper import recl
 from txl_jax.paper.options import ReclConfig
 from txl_jax.paper.recl import gains, hardest, make_context_nll, spread
-from txl_jax.sharding.mesh import make_mesh
-from txl_jax.sharding.options import MeshConfig
-from txl_jax.sharding.rules import sharding
 from txl_jax.update.options import TrainConfig
 
 __all__ = ["home"]  # the fixture
@@ -190,17 +186,6 @@ def test_losses_depend_on_the_exact_context(mem_len: int, segments: int) -> None
         assert nll(before_T, first, context, tiny.silent) == whole
         if context < 13:  # the first layer's memory has lost older tokens
             assert nll(inside_T, first, context, tiny.silent) != whole
-
-
-def test_contexts_are_split_over_devices() -> None:
-    mesh = make_mesh(MeshConfig(data=1, segments=2), jax.devices()[:2])
-    options = EvalConfig(tgt_len=2, mem_len=3, streams=3, segments_per_step=8)
-    params = jax.device_put(PARAMS, sharding(mesh, ""))
-    nll = make_context_nll(tiny.CONFIG, options, params, mesh)
-    config = evaluation_model(tiny.CONFIG, options)
-    for context in (13, 3):  # a call of 16 tokens, and one of a single segment
-        actual_T = nll(TEXT_T, POSITIONS, context, tiny.silent)
-        tiny.assert_close(actual_T, oracle(config, context, 2))
 
 
 def test_positions_are_spread_evenly_after_the_longest_context() -> None:

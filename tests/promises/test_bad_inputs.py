@@ -136,8 +136,6 @@ new train.tgt_len=1000000000              | train.tgt_len = 1000000000 must be f
 evaluate run --sweep=mem_len=0,1000000000 | eval.mem_len = 1000000000 must be from 0 to
 new train.order=sentences data.path={home}/line.txt | set it to "stream"
 new train.reset_memory_at=300             | train.reset_memory_at: '300' is 3 tokens
-new mesh.segments=2 mesh.data=4           | eval.segments_per_step) to a multiple of
-new mesh.segments=2 model.fast_weights=true | model.fast_weights = True keeps the tokens
 new mesh.data=16                          | does not fit 8 devices; set mesh.data=-1
 new mesh.model=8                          | make it a multiple of 8, or lower mesh.model
 

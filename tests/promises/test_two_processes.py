@@ -70,9 +70,9 @@ ACROSS += ["--config.train.reset_memory_at=,"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("across", [[], [*ACROSS, "--config.mesh.segments=4"]])
+@pytest.mark.parametrize("across", [[], ACROSS])
 def test_deaths_and_signals_change_no_bit(folder: Path, across: list[str]) -> None:
-    """Both runs always have two processes; pieces of a text may be on both."""
+    """Both runs always have two processes."""
     straight, ended = (folder / f"{x}{len(across)}" for x in ("straight", "ended"))
     flags = [f"--config={folder / 'tiny.py'}", "--config.optim.optimizer=adam"]
     flags += ["--config.optim.lr=0.001", "--config.train.eval_every=50", *across]
@@ -101,23 +101,19 @@ def test_deaths_and_signals_change_no_bit(folder: Path, across: list[str]) -> No
     )
 
 
-# Starts of a run: its processes, the pieces of its text, and its last update.
-PARTS = (((1, 1, 20), (2, 1, 40)), ((2, 1, 40),))
-PIECES = (((2, 4, 10), (1, 2, 20), (2, 2, 30), (1, 1, 40)), ((1, 1, 40),))
+# Starts of a run: its processes, and its last update.
+STARTS = (((1, 20), (2, 40)), ((2, 40),))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("more, runs", [([], PARTS), (ACROSS, PIECES)])
-def test_runs_move_between_processes_and_meshes(
-    folder: Path, more: list[str], runs: tuple[tuple[tuple[int, int, int], ...], ...]
-) -> None:
+@pytest.mark.parametrize("more", [[], ACROSS])
+def test_runs_move_between_processes_and_meshes(folder: Path, more: list[str]) -> None:
     """Both runs have the same losses."""
     losses, scores = [], []
-    for parts in runs:
+    for parts in STARTS:
         workdir = folder / f"{len(more)}moves{len(parts)}"
-        for count, pieces, steps in parts:
+        for count, steps in parts:
             flags = [f"--config={folder / 'tiny.py'}", f"--workdir={workdir}", *more]
-            flags += [f"--config.mesh.segments={pieces}"]
             flags += [
                 f"--config.train.{x}={steps}" for x in ("num_steps", "eval_every")
             ]

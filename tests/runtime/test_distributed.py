@@ -111,8 +111,8 @@ from txl_jax.sharding.rules import host_rows, place_segments
 
 distributed.connect()
 first, second, third, fourth = jax.devices()
-order = np.array([first, third, fourth, second]).reshape(4, 1, 1, 1)
-mesh = Mesh(order, AXES, axis_types=(AxisType.Auto,) * 4)
+order = np.array([first, third, fourth, second]).reshape(4, 1, 1)
+mesh = Mesh(order, AXES, axis_types=(AxisType.Auto,) * 3)
 x_SBL = np.arange(2 * 8 * 3).reshape(2, 8, 3)
 rows = host_rows(mesh, 8, "train.batch_size")
 placed = place_segments(mesh, x_SBL[:, rows])

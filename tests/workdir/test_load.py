@@ -109,15 +109,14 @@ def test_a_fitting_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     """A mesh that the user states is refused, and one that fits is named."""
     run = write_run(tmp_path / "pod", mesh=MeshConfig(data=3, fsdp=4, model=6))
     loaded = restore.load(run)
-    line = "mesh (3, 4, 6, 1) does not fit this machine: reading on (-1, 4, 2, 1)"
+    line = "mesh (3, 4, 6) does not fit this machine: reading on (-1, 4, 2)"
     assert line in capsys.readouterr().err
-    sizes = {"data": 1, "fsdp": 4, "model": 2, "segments": 1}
-    assert dict(loaded.mesh.shape) == sizes
+    assert dict(loaded.mesh.shape) == {"data": 1, "fsdp": 4, "model": 2}
     tiny.assert_equal(loaded.params, PARAMS[1])
     saved = configs.load_json(run / "config.json")
     stated = dataclasses.replace(saved, mesh=MeshConfig(fsdp=6))
     message = refusal(restore.load, run, stated)
-    assert message.endswith("[-1, 6, 1, 1] does not fit 8 devices; set mesh.fsdp=2")
+    assert message.endswith("[-1, 6, 1] does not fit 8 devices; set mesh.fsdp=2")
 
 
 OTHERS: dict[str, Any] = dict(mem_len=7, initial_memory="zeros", clamp_len=3, unroll=2)

@@ -76,7 +76,7 @@ def draw_samples(
     most = max(map(len, prompts)) + options.num_tokens
     warn_of_rotations(config, "generate", most)
     window = config.eval.ext_len + config.eval.tgt_len
-    reading = Reading(window, config.eval.segments_per_step, loaded.mesh)
+    reading = Reading(window, config.eval.segments_per_step)
     model = config.model, loaded.params, vocab
     drawn = texts.draw(*model, options, prompts, show, reading, every)
     samples: list[texts.Sample] = []

@@ -108,9 +108,9 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> PlannedRun:
         check_length(config.eval.cut(text), config.eval.streams, "eval.streams")
     parts = make_parts(fitted, mesh, texts["train"], texts["valid"], ids)
     updater = parts.updater
-    # A split of segments, and kernels for one device, refuse some shapes: trace the
-    # step now, before anything is written.
-    if mesh.shape["segments"] > 1 or config.model.kernel not in ("auto", "xla"):
+    # Kernels for one device refuse some shapes: trace the step now, before anything is
+    # written.
+    if config.model.kernel not in ("auto", "xla"):
         jax.jit(updater.step).trace(updater.like, step_segments(fitted, mesh))
     if config.generate.prompt != "@-":  # stdin can be read once
         find_prompts(config.generate, vocab, texts[split], split)

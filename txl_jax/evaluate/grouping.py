@@ -54,7 +54,6 @@ def count_segments(
     """
     if not config.mem_len:
         return 1
-    P, M = mesh.shape["segments"] if mesh else 1, config.mem_len
     if requested:
         return requested
     if config.in_sequence:
@@ -62,14 +61,13 @@ def count_segments(
     is_gpu = find_platform(mesh) == "gpu"
     devices = shards(mesh, "B") if mesh else 1
     rows = max(B * L // devices, 1)  # in a segment on one device
-    least = -(-M // L) if P > 1 else 1  # a piece has at least M tokens
-    n_segments = max((GPU_ROWS if is_gpu else ROWS) // rows, least)
-    if is_gpu and P == 1:
+    n_segments = max((GPU_ROWS if is_gpu else ROWS) // rows, 1)
+    if is_gpu:
         n_segments = 1 << (n_segments.bit_length() - 1)  # for windows of many segments
         memory, streams = SHARE * device_memory() or math.inf, -(-rows // L)
         while n_segments > 1 and call_bytes(config, streams, n_segments, L) > memory:
             n_segments //= 2
-    return P * n_segments
+    return n_segments
 
 
 def call_bytes(config: ModelConfig, B: int, n_segments: int, L: int) -> int:

@@ -18,7 +18,6 @@ from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.halo import check_pieces
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory
 from txl_jax.model.segment import OneSegment, Segment, only
@@ -124,22 +123,11 @@ class Reader:
         W = window_tokens(config, S, B, L, mesh)
         self.config, self.tgt_len, self.mesh = config, L, mesh
         self.n_segments = S
-        # Whether a call is split over mesh.segments; the step then reads stacked
-        # parameters.
-        self.in_pieces = S > 1 and mesh is not None and mesh.shape["segments"] > 1
-        if self.in_pieces and mesh:  # only hidden states pass from device to device
-            model, lay_out = TransformerXL(config), lambda params: params
-            check_pieces(config, mesh.shape["segments"], S * L, config.mem_len, L)
-        else:
-            model, lay_out = calls.fixed_model(config)
+        model, lay_out = calls.fixed_model(config)
         kind = choose_kind(config)
 
         def empty(params: Params) -> Any:
-            memory: Any = (
-                kind.empty(B)
-                if self.in_pieces
-                else kind.empty_fixed(params, B, S * L, W)
-            )
+            memory: Any = kind.empty_fixed(params, B, S * L, W)
             memory = (memory, more()) if more else memory
             if mesh is None:
                 return memory

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 
 from txl_jax import metrics
 from txl_jax.data.streams import OFF, Streams
@@ -27,7 +26,7 @@ from txl_jax.data.vocab import CONTEXT, Vocab, spell
 from txl_jax.errors import BadNumbers
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, fetch, from_hidden
-from txl_jax.kernels.sharded import constrain
+from txl_jax.kernels.sharded import replicate
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.kinds import choose_kind
@@ -35,7 +34,6 @@ from txl_jax.model.positions import SCHEMES
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.storage import Json
-from txl_jax.sharding.rules import shards
 
 # The fields of EvalConfig that scores depend on.
 EVAL_FIELDS = "tgt_len mem_len ext_len clamp_len same_length reset_memory_at".split()
@@ -90,8 +88,7 @@ def arrange(
 class TextReader:
     """Reads each text with an empty memory, and compiles few programs for all.
 
-    names: of the results, as in RESULTS. Texts are split over the segments of the mesh
-    unless mesh.data or mesh.fsdp exceeds 1. reset_memory_at: as in `make_evaluate`.
+    names: of the results, as in RESULTS. reset_memory_at: as in `make_evaluate`.
     """
 
     def __init__(
@@ -99,11 +96,9 @@ class TextReader:
         model_config: ModelConfig,
         config: EvalConfig,
         names: tuple[str, ...] = ("nll",),
-        mesh: Mesh | None = None,
         reset_memory_at: int = OFF,
     ) -> None:
         self.model_config, self.config = evaluation_model(model_config, config), config
-        self.mesh = None if mesh and shards(mesh, "B") > 1 else mesh
         self.reset_memory_at = reset_memory_at
 
         @from_hidden
@@ -112,17 +107,12 @@ class TextReader:
         ) -> dict[str, Array]:
             found = {name: RESULTS[name](model, hidden_BLD, segment) for name in names}
             # Every process reads all results.
-            return {name: constrain(x, ()) for name, x in found.items()}
+            return {name: replicate(x) for name, x in found.items()}
 
         L = config.ext_len + config.tgt_len
         self.make_reader = functools.cache(
             lambda B, n_segments: Reader(
-                self.model_config,
-                compute,
-                B,
-                L,
-                self.mesh if n_segments != 1 else None,
-                n_segments=n_segments,
+                self.model_config, compute, B, L, n_segments=n_segments
             )
         )
         scheme = SCHEMES[model_config.position]

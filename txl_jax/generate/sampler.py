@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
 from txl_jax.evaluate import reader
@@ -36,7 +36,7 @@ from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.programs import Program
-from txl_jax.sharding.rules import letters, shards
+from txl_jax.sharding.rules import letters
 
 # A lower temperature counts as 0: divided by it, logits overflow, and no noise changes
 # their order.
@@ -96,13 +96,11 @@ def choose(logits_BV: Array, key: Array, config: GenerateConfig) -> Array:
 class Reading(NamedTuple):
     """How prompts are read: in segments of `window` tokens, `n_segments` at a time.
 
-    Long prompts are split over the segments of the mesh. With mem_len = 0, each token
-    is sampled from the newest `window` tokens.
+    With mem_len = 0, each token is sampled from the newest `window` tokens.
     """
 
     window: int = EvalConfig.tgt_len
     n_segments: int = EvalConfig.segments_per_step
-    mesh: Mesh | None = None
 
 
 READING = Reading()
@@ -136,19 +134,11 @@ class Sampler:
         self.reader = self._make_reader(longest - 1, *reading)
         self.model, lay_out = fixed_model(model)
         self.params = jax.jit(lay_out)(params)
-        self.reader_params = params if self.reader.in_pieces else self.params
         self.begin = Program("the memory", self._begin)
         self.draw = Program("the sampler", self._draw, carries=True, donates=True)
 
-    def _make_reader(
-        self, longest: int, width: int, n_segments: int, mesh: Mesh | None
-    ) -> Reader:
+    def _make_reader(self, longest: int, width: int, n_segments: int) -> Reader:
         config, B = self.config, self.batch_size
-        if mesh and mesh.shape["segments"] > 1 and shards(mesh, "B") == 1:
-            split = Reader(config, read_nothing, B, width, mesh, n_segments=n_segments)
-            # A short prompt would be mostly padding.
-            if split.in_pieces and -(-longest // width) > split.n_segments // 2:
-                return split
         if not self.one_by_one:
             return Reader(config, read_nothing, B, width)
         L = max(min(longest, width), 1)
@@ -178,8 +168,8 @@ class Sampler:
         ends = [(len(x) - 1) // L * L for x in prompts]
         pairs = [*zip(prompts, ends, strict=True)]
         segments = cut([x[:end] for x, end in pairs], self.reader.tgt_len)
-        memory = self.reader.empty(self.reader_params)
-        for after, _ in self.reader.run(memory, self.reader_params, segments):
+        memory = self.reader.empty(self.params)
+        for after, _ in self.reader.run(memory, self.params, segments):
             memory = after
         token_B = np.array([x[-1] for x in prompts], np.int32)
         window_BL, length_B = pad([x[end:-1] for x, end in pairs], self.window)
@@ -280,7 +270,6 @@ def stream(
     vocab_size: int | None = None,
     window: int = EvalConfig.tgt_len,
     segments: int = EvalConfig.segments_per_step,
-    mesh: Mesh | None = None,
 ) -> Iterator[Drawn]:
     """Yields the next tokens of each prompt, EVERY at a time, and their nll.
 
@@ -288,7 +277,7 @@ def stream(
     prompts. For the other arguments see `Sampler` and `Reading`.
     """
     sizes = len(prompts), max(map(len, prompts)), vocab_size
-    reading = Reading(window, segments, mesh)
+    reading = Reading(window, segments)
     sampler = Sampler(model_config, params, config, *sizes, reading)
     return sampler.stream(prompts, config.seed)
 

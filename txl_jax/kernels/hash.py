@@ -19,7 +19,6 @@ class AttentionDropout:
     seed: Array  # uint32
     stream0: Array | int = 0  # global index of the first local stream
     head0: Array | int = 0  # global index of the first local head
-    token0: Array | int = 0  # global index of the first local query, and key
 
 
 def murmur3(x: Array) -> Array:
@@ -47,10 +46,8 @@ def start_BHL(dropout: AttentionDropout, B: int, H: int, L: int) -> Array:
     stream_B, head_H, query_L = (jnp.arange(n, dtype=jnp.uint32) for n in (B, H, L))
     stream_B += jnp.uint32(dropout.stream0)
     head_H += jnp.uint32(dropout.head0)
-    query_L += jnp.uint32(dropout.token0)
     start_BH = murmur3(murmur3(dropout.seed ^ stream_B)[:, None] ^ head_H)
-    start_BHL = murmur3(start_BH[..., None] ^ query_L)
-    return start_BHL + jnp.uint32(dropout.token0) * jnp.uint32(STEP)
+    return murmur3(start_BH[..., None] ^ query_L)
 
 
 def keep_BHLK(dropout: AttentionDropout, shape: tuple[int, int, int, int]) -> Array:

@@ -2,13 +2,10 @@
 
 Streams and heads are independent, so a kernel that the compiler cannot split (a Pallas
 call, a loop of data-dependent length) runs unchanged on every shard.
-
-Dims: T tokens of a stream, P pieces of them, X = T / P tokens of a piece, Y = P B rows.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +16,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, PartitionS
 
 from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Kernel, Operands
-from txl_jax.sharding.rules import PIECES, RULES, STREAMS, letters, mesh_axes, shards
+from txl_jax.sharding.rules import RULES, STREAMS, letters, mesh_axes, shards
 
 REPLICATED = PartitionSpec()
 AXES: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "HV"}
@@ -52,12 +49,11 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
 
         def local(operands: Operands) -> Array:
             if dropout := operands.dropout:
-                B, L, H, _ = operands.q_BLHA.shape
+                B, _, H, _ = operands.q_BLHA.shape
                 dropout = dataclasses.replace(
                     dropout,
                     stream0=dropout.stream0 + (first_index(STREAMS, B) if axes else 0),
                     head0=dropout.head0 + first_index(AXES["H"], H),
-                    token0=dropout.token0 + first_index("segments", L),
                 )
             return kernel(operands._replace(dropout=dropout))
 
@@ -125,49 +121,17 @@ def stream_mesh(x_B: Array) -> AbstractMesh | None:
     return mesh if mesh is not None and stream_axes(mesh, len(x_B)) else None
 
 
-def count_pieces(x: Array) -> int:
-    """Returns the number of pieces into which the mesh of x splits a stream."""
+def replicate(x: Array) -> Array:
+    """Gives x, whole, to each device of its mesh, if any."""
     mesh = split_mesh(x)
-    return 1 if mesh is None else mesh.shape["segments"]
-
-
-def constrain(x_B: Array, axes: tuple[str, ...]) -> Array:
-    """Splits the first dimension of x, and no other, over axes of its mesh, if any."""
-    mesh = split_mesh(x_B)
     if mesh is None:
-        return x_B
-    places = NamedSharding(mesh, PartitionSpec(axes))
-    return jax.lax.with_sharding_constraint(x_B, places)
-
-
-def split_pieces(x_BT: Array, P: int) -> Array:
-    """Returns the pieces x_YX of x; features may follow the tokens.
-
-    Piece p of stream b is row p B + b.
-    """
-    if P == 1:
-        return x_BT
-    B, T, *features = x_BT.shape
-    x_PBX = jnp.swapaxes(x_BT.reshape(B, P, T // P, *features), 0, 1)
-    x_YX = x_PBX.reshape(P * B, T // P, *features)
-    return constrain(x_YX, PIECES)
-
-
-def join_pieces(x_YX: Array, P: int) -> Array:
-    """Returns the array whose pieces `split_pieces` returned."""
-    if P == 1:
-        return x_YX
-    Y, X, *features = x_YX.shape
-    x_BPX = jnp.swapaxes(x_YX.reshape(P, Y // P, X, *features), 0, 1)
-    return x_BPX.reshape(Y // P, P * X, *features)
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, REPLICATED))
 
 
 def stream_axes(mesh: AbstractMesh, B: int) -> tuple[str, ...]:
-    """Returns the axes that split B streams, or B pieces of them; () if none does."""
-    for axes in (PIECES, STREAMS):
-        if B % math.prod(mesh.shape[axis] for axis in axes) == 0:
-            return axes
-    return ()
+    """Returns the axes that split B streams, () if B does not divide over them."""
+    return STREAMS if B % shards(mesh, "B") == 0 else ()
 
 
 def target_device(mesh: AbstractMesh | None = None) -> jax.Device | AbstractDevice:
@@ -190,7 +154,7 @@ def device_memory() -> int:
 
 
 def first_index(axes: str | tuple[str, ...], size: int) -> Array:
-    """Returns the global index of this shard's first stream, head or token, uint32."""
+    """Returns the global index of this shard's first stream or head, uint32."""
     return jax.lax.axis_index(axes).astype(jnp.uint32) * size
 
 

@@ -5,8 +5,7 @@ softmax predicts the most frequent tokens and one entry for each rare cluster. T
 probability of a rare token is its cluster's times its own within the cluster. Rare
 clusters may have smaller embeddings (Baevski and Auli 2019).
 
-Dims: V0, V1.. and E0, E1.. per cluster, C = V0 + G entries of the first softmax, and Y
-and X of `kernels.sharded`.
+Dims: V0, V1.. and E0, E1.. per cluster, C = V0 + G entries of the first softmax.
 """
 
 import flax.linen as nn
@@ -16,12 +15,7 @@ from jax import Array
 
 from txl_jax.kernels.cluster import Table
 from txl_jax.kernels.product import float32_product, product
-from txl_jax.kernels.sharded import (
-    count_pieces,
-    join_pieces,
-    over_streams,
-    split_pieces,
-)
+from txl_jax.kernels.sharded import over_streams
 from txl_jax.kernels.softmax import Softmax, adaptive_nll
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
@@ -167,8 +161,4 @@ class EmbeddingAndSoftmax(nn.Module):
             tuple(None if x is None else x.astype(dtype) for x in self.out_projs),
             Table(self.cluster_table_GE, self.cluster_bias_G) if cutoffs else None,
         )
-        P = count_pieces(hidden_BLD)
-        P = P if hidden_BLD.shape[1] % P == 0 else 1
-        hidden_YXD = split_pieces(hidden_BLD, P)
-        targets_YX = split_pieces(jnp.asarray(targets_BL), P)
-        return join_pieces(adaptive_nll(params, hidden_YXD, targets_YX, cutoffs), P)
+        return adaptive_nll(params, hidden_BLD, jnp.asarray(targets_BL), cutoffs)

@@ -1,9 +1,7 @@
 """Functions that wrap a call of a `TransformerXL`, which reads one segment.
 
-    read_segments    several segments in one call,
-                     computed together,
-                     or in sequence, for some kinds of memory,
-                     or in pieces, which lie on different devices
+    read_segments    several segments in one call, computed together,
+                     or in sequence, for some kinds of memory
     nll_of_segments  the same, with the losses of targets
     read_inputs      one segment of embeddings instead of tokens
 
@@ -19,11 +17,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.sharded import count_pieces, join_pieces, split_pieces
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.halo import HaloMemory, check_pieces, split_oldest
-from txl_jax.model.memory.interval import count_keys, find_oldest
 from txl_jax.model.memory.key_values import unstack
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory
@@ -57,14 +52,9 @@ def read_segments(
     where layer n of a segment reads only layer n - 1 of earlier ones. Not for absolute
     positions, nor for documents with initial_memory = "zeros".
     """
-    kind, tokens_BT = model.kind, jnp.asarray(tokens_BT)
-    if kind.splits and model.layout == "stacked":
-        if (P := count_pieces(tokens_BT)) > 1:
-            return read_in_pieces(
-                model, tokens_BT, memory, P, first_BL, length_B, segment_len
-            )
+    tokens_BT = jnp.asarray(tokens_BT)
     h_BTD = model.enter(model.embedding.embed(tokens_BT))
-    if kind.by_segments and 0 < segment_len < tokens_BT.shape[1]:
+    if model.kind.by_segments and 0 < segment_len < tokens_BT.shape[1]:
         h_BTD, memory = read_in_sequence(
             model, h_BTD, memory, first_BL, length_B, segment_len
         )
@@ -131,26 +121,3 @@ def read_in_sequence(
     )
     memory, h_SBLD = scan(model, memory, (cut(h_BTD), cut(first_BT), length_SB))
     return jnp.swapaxes(h_SBLD, 0, 1).reshape(h_BTD.shape), memory
-
-
-def read_in_pieces(
-    model: TransformerXL,
-    tokens_BT: Array,
-    memory: Any,
-    P: int,
-    first_BT: Array | None,
-    length_B: Array | None,
-    segment_len: int,
-) -> tuple[Array, Any]:
-    """Returns the results of `read_segments`; each device computes one of P pieces."""
-    M, T = memory.mem_len, tokens_BT.shape[1]
-    check_pieces(model.config, P, T, M, segment_len)
-    memory, first_BT = model.kind.begin(memory, first_BT)
-    keys = count_keys(model.config, M)
-    oldest_BT = find_oldest(memory.filled_B, first_BT, M, T, keys, segment_len)
-    halo = HaloMemory.of(memory, P, T, length_B)
-    h_YXD = model.enter(model.embedding.embed(split_pieces(tokens_BT, P)))
-    oldest_YX = split_oldest(oldest_BT, P)
-    h_YXD, kept = model.run_layers(h_YXD, halo.layers, oldest_YX, M, T)
-    hidden_BTD = join_pieces(model.drop_rows(h_YXD), P)
-    return hidden_BTD, halo.append(kept, length_B, first_BT)

@@ -13,7 +13,6 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.hash import keep_index, murmur3
-from txl_jax.kernels.sharded import count_pieces, split_pieces
 
 
 class Dropout(nn.Module):
@@ -34,14 +33,8 @@ class Dropout(nn.Module):
             return nn.relu(x) if self.relu else x
         start = seed(self)
         *leading, features = x.shape
-        # In a call whose tokens lie on several devices, x [B, L, D] is in pieces.
-        P = count_pieces(x) if len(leading) == 2 else 1
-        if P > 1:
-            leading = [leading[0] // P, leading[1] * P]
         for size in [*leading[:-1], 1] if self.variational else leading:
             start = murmur3(start[..., None] ^ jnp.arange(size, dtype=jnp.uint32))
-        if P > 1:
-            start = split_pieces(jnp.broadcast_to(start, leading), P)
         features_D = jnp.arange(features, dtype=jnp.uint32)
         keep = keep_index(self.rate, start[..., None], features_D)
         if self.relu:

@@ -111,20 +111,14 @@ class TransformerXL(nn.Module):
         call = Call(L, first_BL, length_B, self.memory_parameter)
         opened = kind.open(memory, call)
         h_BTD, oldest_BT = kind.surround(opened, h_BLD, oldest_BL)
-        call_len = h_BTD.shape[1]
-        h_BTD, kept = self.run_layers(h_BTD, opened.layers, oldest_BT, M, call_len)
+        h_BTD, kept = self.run_layers(h_BTD, opened.layers, oldest_BT, M)
         h_BLD, kept = kind.leave(opened, h_BTD, kept)
         return h_BLD, opened.append(kept, length_B, first_BL)
 
     def run_layers(
-        self, h_BLD: Array, layers: Any, oldest_BL: Array, M: int, call_len: int
+        self, h_BLD: Array, layers: Any, oldest_BL: Array, M: int
     ) -> tuple[Array, Kept]:
-        """Returns (the last layer's output, what the memory keeps of all layers).
-
-        layers: the memory's layers. call_len: the number of tokens in the whole call.
-        Dropout covers all M + call_len distances: each piece takes its part of one
-        mask, so the mask is the same on every mesh.
-        """
+        """Returns (the last layer's output, what the memory keeps of all layers)."""
         if self.layout == "separate":
             entries = []
             for block, layer in zip(self.layers, layers, strict=True):
@@ -135,8 +129,8 @@ class TransformerXL(nn.Module):
         biases = jax.tree.map(lambda bias_NHA: bias_NHA.astype(dtype), self.biases)
         R_RD = None
         if self.scheme.encoding:
-            R_RD = self.scheme.encoding(self.config, M + call_len).astype(dtype)
-            R_RD = self.drop_R(R_RD)[-(M + h_BLD.shape[1]) :]
+            K = M + h_BLD.shape[1]
+            R_RD = self.drop_R(self.scheme.encoding(self.config, K).astype(dtype))
         return self.layers(h_BLD, layers, oldest_BL, biases, R_RD)
 
     def nll(

@@ -242,8 +242,7 @@ def make_context_nll(
             index_B = np.minimum(np.arange(begin, begin + B), T - 1)
             place_BT = positions_T[index_B][:, None] - np.arange(context, -1, -1)
             segments = cut(tokens[place_BT].astype(np.int32), L, read.n_segments)
-            own = params if read.in_pieces else fixed
-            *_, nll_B = read.outputs(own, segments)
+            *_, nll_B = read.outputs(fixed, segments)
             parts.append(np.asarray(nll_B, np.float64)[: T - begin])
             progress(min(begin + B, T), T)
         return np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""The device mesh: the devices of all processes along four axes."""
+"""The device mesh: the devices of all processes along three axes."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh
 from txl_jax.errors import UserError
 from txl_jax.sharding.options import MeshConfig
 
-AXES = ("data", "fsdp", "model", "segments")
+AXES = ("data", "fsdp", "model")
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
@@ -32,8 +32,8 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
         near = dataclasses.asdict(nearest_mesh(config, len(devices)))
         fix = (f"mesh.{x}={y}" for x, y in near.items() if y != getattr(config, x))
         raise UserError(
-            f"mesh.data x mesh.fsdp x mesh.model x mesh.segments = {sizes} does not "
-            f"fit {len(devices)} device{'s' * (len(devices) > 1)}; "
+            f"mesh.data x mesh.fsdp x mesh.model = {sizes} does not fit "
+            f"{len(devices)} device{'s' * (len(devices) > 1)}; "
             f"set {' and '.join(fix)}"
         )
     placed = arrange(filled, devices)
@@ -44,8 +44,7 @@ def nearest_mesh(config: MeshConfig, count: int) -> MeshConfig:
     """Returns a mesh for `count` devices; all sizes but data divide `config`'s."""
     fsdp = math.gcd(config.fsdp, count)  # gcd(-1, n) = 1
     model = math.gcd(config.model, count // fsdp)
-    segments = math.gcd(config.segments, count // (fsdp * model))
-    return MeshConfig(fsdp=fsdp, model=model, segments=segments)
+    return MeshConfig(fsdp=fsdp, model=model)
 
 
 def arrange(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
@@ -59,7 +58,7 @@ def arrange(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
     if data % slices:
         raise UserError(
             f"mesh.data = {data} is not a multiple of the {slices} slices, which split "
-            "only streams: make mesh.fsdp x mesh.model x mesh.segments a divisor of "
+            "only streams: make mesh.fsdp x mesh.model a divisor of "
             f"{len(devices) // slices}, the devices of a slice"
         )
     # Neighbours in the mesh are neighbours on the chips' torus. Unlike jax.make_mesh,
@@ -70,7 +69,7 @@ def arrange(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
         )
     return mesh_utils.create_hybrid_device_mesh(
         [data // slices, *inner],
-        [slices, 1, 1, 1],
+        [slices, 1, 1],
         devices,
         allow_split_physical_axes=True,
     )

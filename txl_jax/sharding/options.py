@@ -19,16 +19,13 @@ class MeshConfig:
     model: int = field(
         1, at_least(-1), help="Shards of heads, feed-forward and vocabulary."
     )
-    segments: int = field(
-        1, at_least(-1), help="Consecutive pieces of the text in a call."
-    )
 
     def __post_init__(self) -> None:
         """Raises UserError for sizes that fit no number of devices."""
         check(self, "mesh")
-        sizes = [self.data, self.fsdp, self.model, self.segments]
+        sizes = [self.data, self.fsdp, self.model]
         if 0 in sizes or sizes.count(-1) > 1:
             raise UserError(
-                f"mesh.data, mesh.fsdp, mesh.model, mesh.segments = {sizes}: each must "
-                "be at least 1, and one of them may be -1 (the remaining devices)"
+                f"mesh.data, mesh.fsdp, mesh.model = {sizes}: each must be at least "
+                "1, and one of them may be -1 (the remaining devices)"
             )

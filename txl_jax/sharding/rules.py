@@ -19,8 +19,6 @@ Tree = Any  # a pytree of arrays, or of their shapes, letters or shardings
 # Streams are split over data and fsdp, parameters over fsdp (a group's devices together
 # hold one copy) and, within a layer, over model.
 STREAMS = ("data", "fsdp")
-# The axes of streams whose pieces are on different devices (`model.memory.halo`).
-PIECES = ("segments", *STREAMS)
 RULES: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("B", STREAMS),
     ("D", "fsdp"),
@@ -105,8 +103,7 @@ def check_streams(mesh: Mesh | AbstractMesh, batch_size: int, field: str) -> Non
     if batch_size % parts:
         raise UserError(
             f"{field} = {batch_size} is not divisible by mesh.data x mesh.fsdp = "
-            f"{parts} shards: make it a multiple of {parts}, or raise mesh.model or "
-            "mesh.segments"
+            f"{parts} shards: make it a multiple of {parts}, or raise mesh.model"
         )
 
 

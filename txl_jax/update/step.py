@@ -245,8 +245,7 @@ def nll_sum(
     """Returns (nll of a segment's scored tokens in nats, (tokens, memory)).
 
     tokens: the number of scored tokens. segment_len: see `calls.read_segments`. Unlike
-    `TransformerXL.nll`, `calls.nll_of_segments` also reads several joined segments, and
-    pieces of a segment on several devices.
+    `TransformerXL.nll`, `calls.nll_of_segments` also reads several joined segments.
     """
     result: Any = model.apply(
         {"params": params},

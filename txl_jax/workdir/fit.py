@@ -19,7 +19,6 @@ from txl_jax.errors import UserError, prefixed
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.report.log import say
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import RULES
@@ -123,12 +122,6 @@ def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
     """Returns the mesh; raises UserError unless it divides devices and model evenly."""
     mesh = make_mesh(config.mesh, devices)
     rules, model = dict(RULES), config.model
-    kind = choose_kind(model)
-    if mesh.shape["segments"] > 1 and not kind.splits:
-        raise UserError(
-            f"{kind.setting} keeps the tokens of a stream on one device: set "
-            "mesh.segments to 1"
-        )
     two_thirds = "two thirds of " if model.gated else ""
     sizes = [
         ("D", "model.d_model", model.d_model),

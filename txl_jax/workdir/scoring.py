@@ -19,10 +19,10 @@ ReadTexts = Callable[[Iterable[np.ndarray], np.ndarray], Iterator[Iterator[Resul
 
 
 @functools.lru_cache(maxsize=4)
-def make_reader(dtypes: tuple[np.dtype, ...], *settings: Any) -> TextReader:
+def make_reader(compiled_for: tuple[Any, ...], *settings: Any) -> TextReader:
     """Returns a reader, kept for the latest models: a second call compiles nothing.
 
-    dtypes: of the parameters, for which it is compiled. settings: `TextReader`'s.
+    compiled_for: the mesh and the dtypes of the parameters. settings: `TextReader`'s.
     """
     return TextReader(*settings)
 
@@ -66,10 +66,9 @@ def _read(
 def open_reader(loaded: Loaded, *names: str) -> ReadTexts:
     """Returns `TextReader.read` for the parameters; names: as for `TextReader`."""
     config, ids = loaded.config, loaded.ids
-    dtypes = tuple(x.dtype for x in jax.tree.leaves(loaded.params))
-    reader = make_reader(
-        dtypes, config.model, config.eval, names, loaded.mesh, ids.eval_reset
-    )
+    dtypes = (x.dtype for x in jax.tree.leaves(loaded.params))
+    compiled_for = loaded.mesh, *dtypes
+    reader = make_reader(compiled_for, config.model, config.eval, names, ids.eval_reset)
     return functools.partial(reader.read, loaded.params)
 
 

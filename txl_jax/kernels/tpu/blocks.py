@@ -236,7 +236,7 @@ class Tiles(NamedTuple):
 
     deepest: Array  # [B I], like `clear`
     clear: Array
-    counter_4: Array  # for dropout: seed, first stream, head and token
+    counter_3: Array  # for dropout: seed, first stream and head
     q_BHAQ: Array
     k_BHAP: Array
     v_BHAP: Array

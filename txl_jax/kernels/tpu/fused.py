@@ -93,8 +93,8 @@ def rel_attention(
         kind = target_device().device_kind
         blocks = choose(kind, L, K, features, dtype.itemsize)
     dropout = dropout or AttentionDropout(0.0, jnp.uint32(0))
-    counter = dropout.seed, dropout.stream0, dropout.head0, dropout.token0
-    counter_4 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
+    counter = dropout.seed, dropout.stream0, dropout.head0
+    counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
     deepest, clear, oldest_B1Q = visits(oldest_BL, blocks)
 
     def turn(x: Array) -> Array:
@@ -110,7 +110,7 @@ def rel_attention(
     tiles = Tiles(
         deepest=deepest,
         clear=clear,
-        counter_4=jax.lax.bitcast_convert_type(counter_4, jnp.int32),
+        counter_3=jax.lax.bitcast_convert_type(counter_3, jnp.int32),
         q_BHAQ=cut_queries(turn(q_BLHA), blocks),
         k_BHAP=cut_keys(turn(k_BKHA)),
         v_BHAP=cut_keys(turn(v_BKHA)),

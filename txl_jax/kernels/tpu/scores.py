@@ -148,19 +148,17 @@ def keep(strip: Strip, here: Place, blocks: Blocks, rate: float, refs: Ref) -> A
 
     The counter steps from key to key by addition.
     """
-    seed, stream0, head0, token0 = (
-        refs.counter[n].astype(jnp.uint32) for n in range(4)
-    )
+    seed, stream0, head0 = (refs.counter[n].astype(jnp.uint32) for n in range(3))
     stream = stream0 + here.b.astype(jnp.uint32)
     head = head0 + here.h.astype(jnp.uint32)
     shape = (SUBLANES, strip.columns)
     query_SX = jax.lax.broadcasted_iota(jnp.int32, shape, 1) + strip.first
     query_SX += here.i * blocks.tile - blocks.hidden_queries
-    query_SX = query_SX.astype(jnp.uint32) + token0
-    start_SX = murmur3(murmur3(murmur3(seed ^ stream) ^ head) ^ query_SX)
+    start_SX = murmur3(murmur3(seed ^ stream) ^ head)
+    start_SX = murmur3(start_SX ^ query_SX.astype(jnp.uint32))
     key_SX = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     key_SX += here.j * blocks.tile - blocks.hidden_keys
-    start_SX += (key_SX.astype(jnp.uint32) + token0) * jnp.uint32(STEP)
+    start_SX += key_SX.astype(jnp.uint32) * jnp.uint32(STEP)
     groups = range(0, strip.rows, SUBLANES)
     counters = [start_SX + jnp.uint32(key * STEP % 2**32) for key in groups]
     return keep_counter(rate, jnp.concatenate(counters))

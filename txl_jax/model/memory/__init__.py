@@ -5,7 +5,6 @@
     cache       hidden states, in training
     key_values  keys and values, in evaluation with fixed parameters
     ring        the same in rings, for one token at a time
-    halo        hidden states, in a call whose tokens lie on several devices
 """
 
 from txl_jax.model.memory.cache import Memory as Memory

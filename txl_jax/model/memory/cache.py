@@ -152,7 +152,6 @@ class HiddenStates(Kind):
     """
 
     layout = "separate"
-    splits = True
 
     @property
     def by_segments(self) -> bool:  # type: ignore[override]
@@ -208,8 +207,6 @@ class HiddenStates(Kind):
 
 class ExtendedStates(HiddenStates):
     """The paper's memory, and more beside it."""
-
-    splits = False
 
     @abc.abstractmethod
     def extend(self, local: MemoryLike, layout: Layout) -> MemoryLike:
