@@ -188,7 +188,7 @@ def kind_claims() -> Iterator[Claim]:
         + ("stdlib", "fast_weights", "nll"),
     ):
         yield Claim(
-            f"[{claim}](howto/memories.md)",
+            f"[{claim}](tried.md)",
             source,
             against(task, kind, field),
             seeds[task, kind],

@@ -129,12 +129,16 @@ def memories(name: str) -> str:
     result = read(name)
     far = {cell["task"] for cell in result["cells"] if "accuracies" in cell}
     tasks = {x: rows for x, rows in result["rows_by_task"].items() if x not in far}
-    kinds = [x for x in KINDS if any(x in rows for rows in tasks.values())]
     lines = [
-        (f"`{kind}`", *(memory_cell(result, task, kind) for task in tasks))
-        for kind in kinds
+        (row_name(kind), *(memory_cell(result, task, kind) for task in tasks))
+        for kind in max(tasks.values(), key=len)
     ]
     return table(("row", *(f"`{task}`" for task in tasks)), lines)
+
+
+def row_name(kind: str) -> str:
+    """Returns a kind's name in a table, with † if it can no longer be trained."""
+    return f"`{kind}`" + " †" * (kind not in KINDS)
 
 
 def distances(name: str) -> str:
@@ -145,7 +149,7 @@ def distances(name: str) -> str:
         rows.setdefault((cell["task"], cell["kind"]), []).append(cell["accuracies"])
     heads = [*cells[0]["accuracies"]]
     lines = [
-        (f"`{task}`", f"`{kind}`" + few_seeds(runs))
+        (f"`{task}`", row_name(kind) + few_seeds(runs))
         + tuple(percent([100 * run[distance] for run in runs]) for distance in heads)
         for (task, kind), runs in rows.items()
     ]
@@ -192,7 +196,7 @@ def memory_costs(name: str, task: str) -> str:
     """Returns each kind of memory's cost in a task, and its loss on identifiers."""
     lines = [
         (
-            f"`{kind}`",
+            row_name(kind),
             f"{row['parameters']:,}",
             f"{row['state_bytes'] / 2**10:,.0f}",
             f"{row['tokens_per_second']:,.0f}",

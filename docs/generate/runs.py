@@ -96,7 +96,7 @@ RUNS = (
     ),
     Run(
         "Kinds of memory",
-        "howto/memories.md",
+        "tried.md",
         "--workdir=runs/memories",
         ("logs/memories.json",),
         3,

@@ -1,31 +1,24 @@
 """Right answers by distance in the table of memories: a figure.
 
-    python -m experiments.figures.memories [--workdirs=runs/memories ...]
+    python -m experiments.figures.memories [--table=runs/memories/memories.json]
 
-Adds the finished runs of tables of memories to the committed table, and draws right
-answers in recall. The table's rows may thus come from several workdirs; each run that
-was added names its revisions. Prints one JSON line.
+Draws right answers in recall from a table of memories, by default the committed one,
+which also has kinds that can no longer be trained. Prints one JSON line.
 """
 
 import argparse
-import collections
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from txl_jax import config as configs
 from txl_jax.model.config import ModelConfig
-from txl_jax.paper import memory_table
-from txl_jax.paper.options import KINDS, TASKS
-from txl_jax.paper.table import describe_runs
-from txl_jax.report.log import to_json
-from txl_jax.runtime.storage import refusing_damage, write_atomically
+from txl_jax.paper.options import TASKS
+from txl_jax.runtime.storage import refusing_damage
 
 from . import program
 from .reach import farthest
@@ -46,45 +39,9 @@ TITLES = {
 }
 
 
-def find_cells(workdir: Path) -> Iterator[tuple[dict[str, Any], Path]]:
-    """Yields the finished runs of a table, as cells, and their workdirs."""
-    first_seed = configs.default().train.seed
-    for path in sorted(workdir.glob("*/*/seed_*/*.json")):
-        folder, kind = path.parent, path.stem
-        if kind in KINDS and folder.parent.name == memory_table.trained_as(kind):
-            with refusing_damage(path):
-                saved = json.loads(path.read_text("utf-8"))
-                seed = saved["asked"]["train"]["seed"] - first_seed
-                task = folder.parents[1].name
-                cell = {"task": task, "kind": kind, "seed": seed, **saved["found"]}
-            yield cell, folder
-
-
-def add(table: dict[str, Any], workdirs: list[Path]) -> int:
-    """Adds the runs that a table lacks, and returns their number."""
-
-    def place(cell: dict[str, Any]) -> tuple[int, int, int]:
-        kind = [*KINDS].index(cell["kind"])
-        return [*TASKS].index(cell["task"]), kind, cell["seed"]
-
-    cells = {place(cell): cell for cell in table["cells"]}
-    before = len(cells)
-    for cell, folder in (found for each in workdirs for found in find_cells(each)):
-        if place(cell) in cells:
-            continue
-        origin = describe_runs([folder])
-        cells[place(cell)] = cell | {"git_revisions": origin["git_revisions"]}
-        table["hours"] += origin.pop("hours")
-        for name, values in origin.items():
-            table[name] = sorted({*table[name], *values})
-    table["cells"] = [cells[key] for key in sorted(cells)]
-    table["rows_by_task"] = memory_table.summarize(table["cells"])
-    return len(cells) - before
-
-
-def plot(table: dict[str, Any], path: Path) -> None:
-    """Draws right answers against distance, a panel for each task."""
-    figure = matplotlib.figure.Figure(figsize=(8, 3.6), layout="constrained")
+def plot(table: dict[str, Any]) -> Figure:
+    """Returns right answers against distance, a panel for each task."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
     tasks = [task for task in TITLES if task in table["rows_by_task"]]
     panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False).flat
     for axes, task in zip(panels, tasks, strict=True):
@@ -94,7 +51,7 @@ def plot(table: dict[str, Any], path: Path) -> None:
     panels[0].legend(
         fontsize=8, loc="center", bbox_to_anchor=(0.57, 0.55), reverse=True
     )
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def plot_task(axes: Axes, task: str, cells: list[dict[str, Any]]) -> None:
@@ -136,29 +93,20 @@ def mark_reach(axes: Axes, task: str) -> None:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the flags."""
     parser = program.make_parser(__doc__)
-    parser.add_argument("--workdirs", type=program.path, nargs="+", default=[])
     parser.add_argument("--table", type=program.path, default=TABLE)
     parser.add_argument("--picture", type=program.picture, default=PICTURE)
     return parser
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns how many runs were added; writes the table and the picture."""
+    """Returns the number of runs in the table; writes the picture."""
     text = args.table.read_text("utf-8")
     with refusing_damage(args.table):
         table = json.loads(text)
-        added = add(table, args.workdirs)
-    write_atomically(args.table, f"{to_json(table, indent=2)}\n".encode())
-    plot(table, args.picture)
-    found = collections.Counter((x["task"], x["kind"]) for x in table["cells"])
-    few = (" ".join(row) for row, seeds in found.items() if seeds < table["seeds"])
-    return {
-        "program": "memories",
-        "added": added,
-        "cells": len(table["cells"]),
-        "rows_with_too_few_seeds": [*few],
-        "picture": str(args.picture),
-    }
+        figure = plot(table)
+    figure.savefig(args.picture, dpi=120)
+    cells = len(table["cells"])
+    return {"program": "memories", "cells": cells, "picture": str(args.picture)}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -84,7 +84,7 @@ def test_an_interrupted_table_resumes(
 def test_a_verdict_needs_three_seeds_and_a_difference_above_their_spread() -> None:
     for kind, other in (("cache", BASE), ("fewer_streams", BASE)):
         assert base(kind) == other
-    assert base("gradients") == base("tokens") == "fewer_streams"
+    assert base("gradients") == "fewer_streams"
     assert memory_table.judge([-0.2, -0.3, -0.2]) == "better"
     assert memory_table.judge([0.2, 0.3, 0.2]) == "worse"
     assert memory_table.judge([0.1, 0.3, 0.1]) == "no difference"
@@ -157,7 +157,7 @@ def test_a_table_is_trained_and_scored(tmp_path: Path) -> None:
         (found,) = saved.glob(f"seed_*/{cell['kind']}.json")
         assert json.loads(found.read_text())["found"]["nll"] == cell["nll"]
     state = {x["kind"]: x["state_bytes"] for x in result["cells"]}
-    assert state["none"] < state[BASE] == state["same_layer"] < state["cache"]
+    assert state["none"] < state[BASE] < state["cache"]
 
 
 @pytest.mark.long

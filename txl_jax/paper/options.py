@@ -149,11 +149,6 @@ KINDS: dict[str, Values] = {
     BASE: {},
     FEWER_STREAMS: FEWER,
     "gradients": ACROSS,
-    "same_layer": {"model.recurrence": "same"},
-    "tokens": {**ACROSS, "model.memory_tokens": 8},
-    # With the memory, 320 tokens back.
-    "compressive": {"model.compressed_len": 64, "model.compression_rate": 4},
-    "retrieval": {"model.retrieval_len": 1024},
     "fast_weights": {"model.fast_weights": True},
     # As many bytes as with fast weights, if a head has 64 features.
     "longer": dict.fromkeys(MEM_LENS, MEM_LEN + 65),
