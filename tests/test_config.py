@@ -104,8 +104,6 @@ model.initial_memory=zeros train.order=roll | train.order | set model.initial_me
 model.initial_memory=zeros train.reset_memory_at=3 | train.reset_memory_at | initial_mem
 model.position=sinusoidal           | model.position | set mem_len to 0
 model.position=shaw                 | model.position | needs model.n_position
-model.retrieval_len=16              | model.retrieval_len = 16 | top_k = 32
-model.retrieval_len=64 model.mem_len=0 | model.retrieval_len = 64 | set mem_len above 0
 eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false
 model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | from 1
 {Z} generate.mem_len=1 | mem_len = 1 | model.compression_rate = 3
@@ -113,7 +111,6 @@ model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | from 
 model.memory_tokens=4 | model.memory_tokens = 4 | train.gradient_segments above 1
 model.memory_tokens=4 {Z} | model.memory_tokens = 4 | model.compressed_len = 4: leave
 model.fast_weights=true {Z} | fast_weights = True | model.compressed_len = 4: leave
-model.fast_weights=true model.retrieval_len=64 | fast_weights = True | len = 64: leave
 model.fast_weights=true model.memory_tokens=4 | fast_weights = True | tokens = 4: leave
 model.fast_weights=true model.recurrence=same | fast_weights = True | 'same': leave
 model.fast_weights=true model.initial_memory=zeros | fast_weights = True | 'zeros'

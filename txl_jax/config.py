@@ -78,11 +78,6 @@ class Config:
                 f"{name} starts documents in mid-segment, where a memory of zeros has "
                 'no effect: leave it out, or set model.initial_memory to "empty"',
             )
-        refuse(
-            0 < model.retrieval_len <= model.mem_len,
-            f"model.retrieval_len = {model.retrieval_len} must be above model.mem_len "
-            f"= {model.mem_len}: tokens in the memory are not retrieved",
-        )
         with prefixed("with the lengths of eval"):
             evaluation_model(model, eval)
         with prefixed("with generate.mem_len"):
@@ -181,13 +176,13 @@ IDENTITY = select("""
 """)
 # A run may start from parameters that were trained with other values of these.
 FREE = select("""
-    model.mem_len,initial_memory,recurrence,clamp_len,same_length,retrieval_len
-    model.retrieval_top_k,memory_tokens,compressed_len,fast_weights
+    model.mem_len,initial_memory,recurrence,clamp_len,same_length
+    model.memory_tokens,compressed_len,fast_weights
     model.dropout,dropatt,variational,word_dropout,init_std,proj_init_std,norm_init_std
     model.dtype,kernel,remat_policy,unroll
 """)
 # A trained model may be read with other values of these.
-READ = select("model.retrieval_len,retrieval_top_k,compressed_len")
+READ = select("model.compressed_len")
 # A run with train.init_from takes these from its source.
 INHERITED = select("model data.vocab,vocab_path,vocab_size")
 # Files and devices of this machine, which are not released with a model.

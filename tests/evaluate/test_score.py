@@ -133,7 +133,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "visible zeros": {"initial_memory": "zeros"},
     "compressed": tiny.COMPRESSED,
     "tokens": tiny.TOKENS,
-    "retrieval": {"retrieval_len": 12, "retrieval_top_k": 3},
     "fast": tiny.FAST,
     "recurrence": tiny.KINDS,
     "rotary": {"position": "rotary", "d_head": 4},

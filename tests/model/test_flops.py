@@ -92,16 +92,3 @@ def test_flops_by_hand() -> None:
     assert flops.needed_flops(same, 2, 7, training=True) == needed
     outputs = 3 * 2 * 7 * 2 * 2 * 4 * 2  # also keys and values of outputs
     assert flops.needed_flops(same, 2, 7, training=False) == 2 * own + softmax + outputs
-
-
-def test_flops_of_retrieval_by_hand() -> None:
-    """The search has no backward pass; attention to its results has the queries'."""
-    base = dataclasses.replace(MODEL, mem_len=6)
-    config = dataclasses.replace(base, retrieval_len=90, retrieval_top_k=5)
-    L = 7
-    search, found = 2 * 256 * L * (90 + L), 2 * 2 * 256 * L * 5
-    for training, more in ((True, search + 2 * found), (False, search + found)):
-        needed = [
-            flops.needed_flops(each, 2, L, training=training) for each in (base, config)
-        ]
-        assert needed[1] - needed[0] == 2 * more

@@ -55,17 +55,6 @@ def test_the_reach_of_later_memories() -> None:
     assert effective_context(tiny.config(mem_len=0, **tiny.TOKENS), 4) == math.inf
 
 
-@pytest.mark.parametrize("N, M, L, T", [(1, 4, 3, 11), (3, 3, 4, 9), (4, 6, 2, 4)])
-def test_the_reach_of_retrieval_matches_masks(N: int, M: int, L: int, T: int) -> None:
-    """Here T are the tokens of the store."""
-    query_T = np.arange(20 * L)
-    oldest_NT = np.stack([query_T // L * L - M] * N)
-    config = tiny.config(n_layer=N, mem_len=M, retrieval_len=T, retrieval_top_k=1)
-    n = config.retrieval_index
-    oldest_NT[n] = np.minimum(oldest_NT[n], query_T - T)
-    assert effective_context(config, L) == reach_by_masks(oldest_NT, L)
-
-
 @pytest.mark.parametrize("M, L", [(4, 3), (4, 4)])
 def test_gradients_reach_as_far_as_the_masks(M: int, L: int) -> None:
     """A call of several segments has gradients of tokens, which occur once each.

@@ -208,7 +208,6 @@ recl run                                  | give two or more as --workdirs=RUN,R
 new train.init_from={run} model.n_layer=3 | model.n_layer is 2 there, 3 here
 
 evaluate run --config.model.d_inner=64    | model.d_inner was 32
-evaluate run --config.model.retrieval_top_k=8 | model.retrieval_top_k was 32, is now 8
 evaluate run --config.data.vocab=char     | another vocabulary than the corpus: set
 evaluate run --config.train.seed=2        | no effect in the mode evaluate
 attention run --config.eval.streams=16    | train, evaluate, import, compile, table

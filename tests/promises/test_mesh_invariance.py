@@ -77,8 +77,6 @@ COMPRESSED = changed(model={**tiny.COMPRESSED, "compression": "conv"})
 COUNTS = ("segments_per_call", "segments_per_update", "gradient_segments")
 GROUPED = changed(train={**dict.fromkeys(COUNTS, 4), "batch_chunk": 2})
 TOKENS = dataclasses.replace(GROUPED, model=dataclasses.replace(MODEL, memory_tokens=3))
-# A layer retrieves; only heads and streams are split.
-RETRIEVAL = changed(model={"mem_len": 3, "retrieval_len": 20, "retrieval_top_k": 3})
 FAST = changed(model={"mem_len": 3, "fast_weights": True})
 MESHES = [
     (data, fsdp, 8 // data // fsdp)
@@ -164,7 +162,6 @@ def numbers(state: TrainState) -> TrainState:
     ("first", "last", "config"),
     [
         ((2, 2, 2), (2, 2, 2), CONFIG),
-        pytest.param((2, 2, 2), (2, 2, 2), RETRIEVAL, marks=pytest.mark.long),
         pytest.param((2, 2, 2), (4, 1, 2), FAST, marks=pytest.mark.long),
         pytest.param((1, 4, 2), (2, 1, 4), GROUPED, marks=pytest.mark.long),
         pytest.param((2, 2, 2), (4, 1, 2), COMPRESSED, marks=pytest.mark.long),

@@ -14,10 +14,6 @@ pytestmark = [pytest.mark.promise("Resume is exact"), pytest.mark.exact_bits]
 ACROSS = kills.UNIFORM | {"train.gradient_segments": 2, "train.varlen": False}
 # Gates, buckets, and outputs of layers in the memory.
 KINDS = kills.UNIFORM | {f"model.{name}": x for name, x in tiny.KINDS.items()}
-RETRIEVAL = kills.UNIFORM | {
-    "model.retrieval_len": 40,
-    "model.retrieval_top_k": 4,
-}
 # Segments of any length leave states that are not compressed yet.
 COMPRESSED = kills.UNIFORM | {
     "model.compressed_len": 5,
@@ -35,7 +31,6 @@ FAST = kills.UNIFORM | {"model.fast_weights": True, "model.dtype": "bfloat16"}
         pytest.param(ACROSS, marks=pytest.mark.long),
         pytest.param(KINDS, marks=pytest.mark.long),
         pytest.param(COMPRESSED, marks=pytest.mark.long),
-        pytest.param(RETRIEVAL, marks=pytest.mark.long),
         pytest.param(TOKENS, marks=pytest.mark.long),
         pytest.param(FAST, marks=pytest.mark.long),
     ],
@@ -44,7 +39,6 @@ FAST = kills.UNIFORM | {"model.fast_weights": True, "model.dtype": "bfloat16"}
         "across segments",
         "other kinds",
         "a compressed memory",
-        "retrieval",
         "memory tokens",
         "fast weights",
     ],

@@ -123,13 +123,11 @@ OTHERS: dict[str, Any] = dict(mem_len=7, initial_memory="zeros", clamp_len=3, un
 OTHERS |= dict(same_length=True, dropout=0.3, dropatt=0.2, variational=True)
 OTHERS |= dict(word_dropout=0.1, init_std=0.3, proj_init_std=0.3, norm_init_std=0.3)
 OTHERS |= dict(dtype="bfloat16", kernel="xla", remat_policy="full")
-STORE: dict[str, Any] = dict(retrieval_len=9, retrieval_top_k=2)
 APART = {
     "model.recurrence",
     "model.compressed_len",
     "model.memory_tokens",
     "model.fast_weights",
-    *(f"model.{name}" for name in STORE),
 }
 
 
@@ -145,36 +143,28 @@ def test_a_start_from_a_run(runs: Path, tmp_path: Path, name: str, seed: int) ->
     assert np.shape(shard) == (tiny.V, tiny.D // 8) and not (tmp_path / "new").exists()
 
 
-def test_a_start_from_a_run_without_a_store(
+def test_a_start_from_a_run_without_fast_weights(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The gates are new, and all other parameters come from the run."""
+    """They are new, and all other parameters come from the run."""
     mesh = MeshConfig(model=2)
-    config = dataclasses.replace(starting_from(runs / "plain", **STORE), mesh=mesh)
+    config = dataclasses.replace(starting_from(runs / "plain", **tiny.FAST), mesh=mesh)
     with jax.transfer_guard("disallow"):
-        params = dict(load_initial(config, tmp_path / "new", VOCAB))
-    np.testing.assert_array_equal(params.pop("retrieval_gate"), [-2.0, -2.0])
+        params = load_initial(config, tmp_path / "new", VOCAB)
+    fast = params["layers"]["attention"].pop("fast")
+    assert (np.asarray(fast["gate"]["bias"]) == -2.0).all()
     tiny.assert_equal(params, PARAMS[1])
-    assert "initialized retrieval_gate, which the source's model lacks" in (
-        capsys.readouterr().err
-    )
+    err = capsys.readouterr().err
+    assert "layers/attention/fast/gate/bias" in err
+    assert err.rstrip().endswith("which the source's model lacks")
 
 
-@pytest.mark.parametrize(
-    "trained, read",
-    [
-        (tiny.COMPRESSED, {"compressed_len": 6}),
-        (STORE, {"retrieval_len": 12, "retrieval_top_k": 3}),
-    ],
-)
-def test_an_evaluation_with_another_memory(
-    tmp_path: Path, trained: dict[str, Any], read: dict[str, int]
-) -> None:
-    model = tiny.config(**trained)
+def test_an_evaluation_with_another_memory(tmp_path: Path) -> None:
+    model = tiny.config(**tiny.COMPRESSED)
     params = dict.fromkeys((1, 2), tiny.make_params(model))
     run = write_run(tmp_path / "run", model=model, params=params)
     config = configs.load_json(run / "config.json")
-    changed = dataclasses.replace(config.model, **read)  # type: ignore[arg-type]
+    changed = dataclasses.replace(config.model, compressed_len=6)
     options = EvalConfig(mem_len=5, tgt_len=4)
     config = dataclasses.replace(config, model=changed, eval=options)
     loaded = restore.load(run, config)

@@ -19,7 +19,6 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.kinds import choose_kind
 
 TOKENS_BL = tiny.make_tokens(2, 12)
-RETRIEVAL = {"retrieval_len": 20, "retrieval_top_k": 3}
 
 
 def make_loaded(model: ModelConfig) -> Any:
@@ -28,7 +27,7 @@ def make_loaded(model: ModelConfig) -> Any:
 
 
 KINDS: list[dict[str, Any]]
-KINDS = [{}, tiny.COMPRESSED, tiny.TOKENS, RETRIEVAL, tiny.FAST]
+KINDS = [{}, tiny.COMPRESSED, tiny.TOKENS, tiny.FAST]
 
 
 @pytest.mark.parametrize("mem_len", [5, 7])

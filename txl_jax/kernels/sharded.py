@@ -59,29 +59,16 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
 
         counter = jax.tree.map(jnp.uint32, operands.dropout)
         operands = operands._replace(dropout=counter)
-        return over_heads(local, operands, mesh, axes)
+        # A Pallas call does not state the axes over which its result varies.
+        return jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(mesh_axes(letters(operands), axes),),
+            out_specs=mesh_axes(PartitionSpec(*"BLHA"), axes),
+            check_vma=False,
+        )(operands)
 
     return call
-
-
-def over_heads(
-    function: Callable[[Any], Array],
-    operands: Any,
-    mesh: AbstractMesh,
-    axes: tuple[str, ...],
-) -> Array:
-    """Returns function(operands), o_BLHA, computed on each shard of streams and heads.
-
-    axes: the axes that split the streams. The operands' names give their dimensions.
-    """
-    # A Pallas call does not state the axes over which its result varies.
-    return jax.shard_map(
-        function,
-        mesh=mesh,
-        in_specs=(mesh_axes(letters(operands), axes),),
-        out_specs=mesh_axes(PartitionSpec(*"BLHA"), axes),
-        check_vma=False,
-    )(operands)
 
 
 def over_streams(

@@ -92,13 +92,6 @@ class ModelConfig:
     same_length_self: bool = field(
         False, help="With same_length, every query sees mem_len keys and its own."
     )
-    retrieval_len: int = field(
-        0,
-        help="Earlier tokens from which a layer retrieves (Wu et al. 2022). 0 is off.",
-    )
-    retrieval_top_k: int = field(
-        32, at_least(1), help="Tokens that a head retrieves for a query."
-    )
     memory_tokens: int = field(
         0,
         help="Memory tokens of a segment (Bulatov et al. 2022), for "
@@ -181,7 +174,6 @@ class ModelConfig:
         check(self, "model")
         self._check_clusters()
         self._check_position()
-        self._check_retrieval()
         self._check_compressed()
         self._check_memory_tokens()
         self._check_fast_weights()
@@ -223,15 +215,6 @@ class ModelConfig:
             "same_length=false",
         )
 
-    def _check_retrieval(self) -> None:
-        T, K = self.retrieval_len, self.retrieval_top_k
-        refuse(
-            T and not (self.mem_len and T >= K),
-            f"model.retrieval_len = {T} must be at least model.retrieval_top_k = {K}, "
-            "and extends a memory: set mem_len above 0",
-        )
-        self._refuse_together("retrieval_len", "recurrence", "initial_memory")
-
     def _check_compressed(self) -> None:
         Z, C = self.compressed_len, self.compression_rate
         refuse(
@@ -239,12 +222,11 @@ class ModelConfig:
             f"model.compressed_len = {Z} with model.compression_rate = {C}: the rate, "
             f"states that leave together, must be from 1 to mem_len = {self.mem_len}",
         )
-        others = "recurrence", "initial_memory", "retrieval_len", "same_length"
+        others = "recurrence", "initial_memory", "same_length"
         self._refuse_together("compressed_len", *others)
 
     def _check_memory_tokens(self) -> None:
-        others = ["recurrence", "initial_memory", "retrieval_len", "same_length"]
-        others += ["compressed_len"]
+        others = ["recurrence", "initial_memory", "same_length", "compressed_len"]
         if self.position in ABSOLUTE_POSITIONS:
             others.append("position")
         # Without a norm or a gate, written tokens grow from segment to segment.
@@ -258,8 +240,8 @@ class ModelConfig:
             "model.fast_weights absorbs states that leave a memory: set mem_len above "
             "0",
         )
-        others = "retrieval_len", "compressed_len", "memory_tokens"
-        self._refuse_together("fast_weights", "recurrence", "initial_memory", *others)
+        others = "initial_memory", "compressed_len", "memory_tokens"
+        self._refuse_together("fast_weights", "recurrence", *others)
 
     def _refuse_together(self, kind: str, *others: str) -> None:
         """Raises UserError for a kind of memory beside other fields that are set."""
@@ -295,11 +277,6 @@ class ModelConfig:
         return [
             self.embed_size // self.div_val**g for g in range(len(self.cutoffs) + 1)
         ]
-
-    @property
-    def retrieval_index(self) -> int:
-        """The index of the layer that retrieves, from 0."""
-        return -(-3 * self.n_layer // 4) - 1  # as in Wu et al. 2022
 
     @property
     def mem_slots(self) -> int:

@@ -3,8 +3,7 @@
 A multiply-add counts as 2. Training computes each product once in the forward pass, and
 one product for each factor that has a gradient in the backward pass: three in all, but
 two for the memory's projections, because no gradient passes into the memory. With
-pre_lnorm these take three too: the memory's norm has parameters. In a layer that
-retrieves, neither the search nor the retrieved keys and values have a gradient.
+pre_lnorm these take three too: the memory's norm has parameters.
 
 Memory tokens count as tokens of each segment, except in the softmax.
 
@@ -32,7 +31,6 @@ def needed_flops(
     own, memory = layer_products(config, L)
     own, memory = B * own, B * memory
     own += sum(vocabulary_products(config, B * L))
-    search, found = (B * products for products in retrieval_products(config, L))
     projected = 2 * config.n_layer * config.d_model * config.n_head * config.d_head
     learned = B * compression_products(config, L, training)
     if config.fast_weights:
@@ -41,14 +39,14 @@ def needed_flops(
         # Outputs are projected too; a compressed memory is projected each time.
         own += 2 * B * L * projected if config.recurrence == "same" else 0
         own += memory if choose_kind(config).layout == "stacked" else 0
-        return own + learned + search + found
+        return own + learned
     memory *= 3 if config.pre_lnorm else 2
     if W := config.memory_tokens:  # segments are then read one after the other
         L, together = L + 2 * W, 1
     if config.position == "transformer_xl":
         R = distances(config, config.mem_slots + together * L)
         memory += 2 * projected * R
-    return 3 * own + memory / together + search + 2 * found + learned
+    return 3 * own + memory / together + learned
 
 
 def compression_products(config: ModelConfig, L: int, training: bool) -> float:
@@ -94,13 +92,6 @@ def positionwise_products(config: ModelConfig) -> int:
     D, F = config.d_model, config.hidden_size
     gates = 0 if config.gate == "none" else 2 * 6 * D * D
     return 2 * ((2 + config.gated) * D * F + gates)
-
-
-def retrieval_products(config: ModelConfig, L: int) -> tuple[int, int]:
-    """Returns the products of one stream's search, and of attention to its results."""
-    T, HA = config.retrieval_len, config.n_head * config.d_head
-    found = 2 * HA * L * config.retrieval_top_k * 2
-    return (2 * HA * L * (T + L), found) if T else (0, 0)
 
 
 def vocabulary_products(config: ModelConfig, T: float) -> tuple[float, float]:

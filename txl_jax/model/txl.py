@@ -45,7 +45,7 @@ class TransformerXL(nn.Module):
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
                 # layer, oldest_BL, biases, R_RD
-                in_axes=(self.kind.layer_axes, nn.broadcast, 0, nn.broadcast),
+                in_axes=(0, nn.broadcast, 0, nn.broadcast),
                 length=config.n_layer,
                 unroll=count_unrolled(config),
                 metadata_params={nn.PARTITION_NAME: "N"},

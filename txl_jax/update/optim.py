@@ -263,7 +263,6 @@ def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
 
 # Weight decay excludes norms and biases, including the attention's.
 UNDECAYED = {"scale", "bias", "cluster_bias", "distance_bias", "buckets", "u", "w"}
-UNDECAYED |= {"retrieval_gate"}
 
 
 def _decay(config: OptimConfig) -> Parts:

@@ -67,9 +67,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
     config = config or saved
     model = dataclasses.replace(saved, model=config.model)
     # Parameters of a memory that the model lacks are not in its checkpoint.
-    kinds = "retrieval", "compressed"
-    lacking = tuple(f"model.{x}" for x in kinds if not getattr(saved.model, f"{x}_len"))
-    free = [name for name in configs.READ if not name.startswith(lacking)]
+    free = configs.READ if saved.model.compressed_len else []
     check_same_run(workdir, saved, model, free)
     config = fit_vocab(config, vocab)
     try:

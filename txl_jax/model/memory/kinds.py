@@ -6,9 +6,8 @@ from txl_jax.model.memory.compressive import Compressive
 from txl_jax.model.memory.fast_weights import Fast
 from txl_jax.model.memory.memory_tokens import MemoryTokens
 from txl_jax.model.memory.protocol import Kind
-from txl_jax.model.memory.retrieval import Retrieval
 
-KINDS: tuple[type[Kind], ...] = (Compressive, Fast, MemoryTokens, Retrieval)
+KINDS: tuple[type[Kind], ...] = (Compressive, Fast, MemoryTokens)
 
 
 def choose_kind(config: ModelConfig) -> Kind:

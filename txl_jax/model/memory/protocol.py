@@ -97,7 +97,6 @@ class Kind(abc.ABC):
 
     field = ""  # the field of ModelConfig that selects this kind; "" = the paper's
     layout: Layout = "stacked"  # the layout of fixed parameters
-    layer_axes: Any = 0  # axes of `CallMemory.layers`, for the scan over layers
     by_segments = False  # whether results depend on where segments begin
     # Whether a document gets the same results wherever in a segment it starts.
     restarts = True
