@@ -108,14 +108,10 @@ eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false
 model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | from 1
 {Z} generate.mem_len=1 | mem_len = 1 | model.compression_rate = 3
 {Z} {G} | train.gradient_segments = 2 | model.compressed_len = 4 | of the one before
-model.memory_tokens=4 | model.memory_tokens = 4 | train.gradient_segments above 1
-model.memory_tokens=4 {Z} | model.memory_tokens = 4 | model.compressed_len = 4: leave
 model.fast_weights=true {Z} | fast_weights = True | model.compressed_len = 4: leave
-model.fast_weights=true model.memory_tokens=4 | fast_weights = True | tokens = 4: leave
 model.fast_weights=true model.recurrence=same | fast_weights = True | 'same': leave
 model.fast_weights=true model.initial_memory=zeros | fast_weights = True | 'zeros'
 model.fast_weights=true eval.mem_len=0 | model.fast_weights | set mem_len above 0
-{G} model.memory_tokens=4 eval.same_length=true | with model.same_length = True: le
 model.same_length=true generate.mem_len=0 | same_length | mem_len = 0
 model.position=sinusoidal model.mem_len=0 generate.mem_len=0 | eval.mem_len = {CONTEXT}
 {LEARNED} train.tgt_len=60 train.ext_len=5 | train.varlen) = 65 | n_position = 64: raise

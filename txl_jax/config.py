@@ -91,11 +91,6 @@ class Config:
             f"train.ext_len = {train.ext_len} with model.mem_len = {model.mem_len} "
             "would read tokens twice: set one of them to 0",
         )
-        refuse(
-            eval.ext_len and model.memory_tokens,
-            f"eval.ext_len = {eval.ext_len} reads tokens again, which "
-            f"model.memory_tokens = {model.memory_tokens} have read: set it to 0",
-        )
         for section in ("eval", "generate"):
             mem_len = getattr(self, section).mem_len
             refuse(
@@ -120,16 +115,10 @@ class Config:
         """Raises UserError for segments that cannot be read together, or must be."""
         model, G = self.model, self.train.gradient_segments
         refuse(
-            G > 1 and not (model.has_memory and model.initial_memory == "empty"),
+            G > 1 and not (model.mem_len and model.initial_memory == "empty"),
             f"train.gradient_segments = {G} needs a memory that starts empty: set "
             "model.mem_len, with a relative model.position, and leave "
             'model.initial_memory at "empty"',
-        )
-        refuse(
-            model.memory_tokens and G == 1,
-            f"model.memory_tokens = {model.memory_tokens} learns what to write from "
-            "later segments: set train.segments_per_call, train.segments_per_update "
-            "and train.gradient_segments above 1",
         )
         together = {
             "train.gradient_segments": G,
@@ -177,7 +166,7 @@ IDENTITY = select("""
 # A run may start from parameters that were trained with other values of these.
 FREE = select("""
     model.mem_len,initial_memory,recurrence,clamp_len,same_length
-    model.memory_tokens,compressed_len,fast_weights
+    model.compressed_len,fast_weights
     model.dropout,dropatt,variational,word_dropout,init_std,proj_init_std,norm_init_std
     model.dtype,kernel,remat_policy,unroll
 """)

@@ -39,8 +39,6 @@ OTHER_MEMORIES = {
     "compressed": "model.compressed_len=9 model.compression_rate=4 "
     "model.compression=conv",
     "fast": "model.fast_weights=true",
-    "tokens": "model.memory_tokens=10 train.gradient_segments=2 "
-    "train.segments_per_update=2",
 }
 # All sizes differ, so that a shape identifies an array.
 N, D, HA, M, L, B = 3, 256, 128, 48, 40, 16

@@ -18,7 +18,6 @@ from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
 from tests.support.reference_fast import Stream as FastStream
-from tests.support.reference_tokens import Stream as TokenStream
 from txl_jax.data.streams import OFF, Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
@@ -143,7 +142,7 @@ def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [tiny.COMPRESSED | {"compression": "conv"}, tiny.TOKENS, tiny.FAST],
+    [tiny.COMPRESSED | {"compression": "conv"}, tiny.FAST],
     ids=str,
 )
 def test_other_memories_are_read_as_in_training(kind: dict[str, Any]) -> None:
@@ -155,8 +154,7 @@ def test_other_memories_are_read_as_in_training(kind: dict[str, Any]) -> None:
     def read(text_T: np.ndarray) -> np.ndarray:
         if config.compressed_len:
             return Stream(params, config).nll(text_T, CONFIG.tgt_len)
-        make: Any = FastStream if config.fast_weights else TokenStream
-        oracle = make(params, **tiny.reference_settings(config))
+        oracle = FastStream(params, **tiny.reference_settings(config))
         return oracle.read_text(text_T, CONFIG.tgt_len)
 
     parts = [TOKENS[low : high + 1] for low, high in bounds(TOKENS, CONFIG.streams)]

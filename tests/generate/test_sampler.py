@@ -17,7 +17,6 @@ from tests import reference
 from tests.support import tiny
 from tests.support.reference_compressive import Stream
 from tests.support.reference_fast import Stream as FastStream
-from tests.support.reference_tokens import Stream as TokenStream
 from txl_jax.generate import sampler
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.generate.sampler import choose, restrict
@@ -98,9 +97,6 @@ def test_memory_is_carried_between_tokens(monkeypatch: pytest.MonkeyPatch) -> No
 
 def expected_nll(config: Any, params: Any, text_T: np.ndarray, last: int) -> Any:
     """Returns the nll of tokens after `last`, for prompts in segments of 3 tokens."""
-    if config.memory_tokens:
-        oracle = TokenStream(params, **tiny.reference_settings(config))
-        return oracle.read_text(text_T, 3)[last:]
     if config.compressed_len:
         stream = Stream(params, config)
         for at in range(0, last, 3):
@@ -114,22 +110,15 @@ def expected_nll(config: Any, params: Any, text_T: np.ndarray, last: int) -> Any
     return oracle_nll(config, text_T, bounds)[last:]
 
 
-@pytest.mark.parametrize(
-    "mem_len, kind",
-    [
-        *((4, tiny.SAME), (4, tiny.COMPRESSED), (4, tiny.FAST)),
-        *((0, tiny.TOKENS), (4, tiny.TOKENS)),
-    ],
-    ids=str,
-)
-def test_other_memories(mem_len: int, kind: dict[str, Any]) -> None:
-    """Same-layer recurrence and memory tokens read whole segments again.
+@pytest.mark.parametrize("kind", [tiny.SAME, tiny.COMPRESSED, tiny.FAST], ids=str)
+def test_other_memories(kind: dict[str, Any]) -> None:
+    """Same-layer recurrence reads whole segments again.
 
     A compressed memory takes one token at a time, and makes one slot of every C.
     """
-    config = tiny.config(mem_len=mem_len, **kind)
+    config = tiny.config(mem_len=4, **kind)
     params = tiny.make_params(config)
-    options = dataclasses.replace(MEMORY, mem_len=mem_len)
+    options = dataclasses.replace(MEMORY, mem_len=4)
     ((tokens_BT, nll_BT),) = sampler.stream(config, params, PROMPTS, options, window=3)
     for prompt, tokens_T, nll_T in zip(PROMPTS, tokens_BT, nll_BT, strict=True):
         text_T = np.r_[prompt, tokens_T]

@@ -52,7 +52,6 @@ def test_the_reach_of_later_memories() -> None:
     # Every query sees 4 + 3 x 2 tokens before its segment of 4, and 12 below.
     assert effective_context(compressed, 4) == 10 + 12
     assert effective_context(tiny.config(mem_len=7, **tiny.SAME), 5) == math.inf
-    assert effective_context(tiny.config(mem_len=0, **tiny.TOKENS), 4) == math.inf
 
 
 @pytest.mark.parametrize("M, L", [(4, 3), (4, 4)])

@@ -24,7 +24,6 @@ from tests.support.refusal import refused
 from txl_jax.data.vocab import CharVocab
 from txl_jax.errors import BadNumbers
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.update.options import TrainConfig
 
 
 def test_a_series_is_quantised_to_levels_in_use() -> None:
@@ -153,8 +152,7 @@ def test_errors_are_one_line(
 
 
 SIZES: Any = dict(tgt_len=4, mem_len=8)
-KINDS: tuple[dict[str, Any], ...] = {}, tiny.TOKENS, tiny.FAST, tiny.COMPRESSED
-TRAIN = TrainConfig(segments_per_call=2, segments_per_update=2, gradient_segments=2)
+KINDS: tuple[dict[str, Any], ...] = {}, tiny.FAST, tiny.COMPRESSED
 
 
 def make_part(vocab: CharVocab) -> classification.Texts:
@@ -176,10 +174,8 @@ def test_fine_tuning_starts_from_the_frozen_features(
     monkeypatch.setattr(classification, "SEGMENT", 4)
     monkeypatch.setattr(classification, "BATCH", 3)
     config = tiny.config(mem_len=8, **kind)
-    train = TRAIN if "memory_tokens" in kind else TrainConfig()
-    loaded = tiny.loaded(
-        tiny.make_params(config), model=config, eval=EvalConfig(**SIZES), train=train
-    )
+    params, options = tiny.make_params(config), EvalConfig(**SIZES)
+    loaded = tiny.loaded(params, model=config, eval=options)
     loaded = loaded._replace(vocab=CharVocab("abcdefghijkl"))
     part = make_part(loaded.vocab)
     features_PX = classification.average(loaded, part)

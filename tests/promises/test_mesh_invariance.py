@@ -76,7 +76,6 @@ COMPRESSED = changed(model={**tiny.COMPRESSED, "compression": "conv"})
 # Gradients pass through the memory, and the streams are computed in two parts.
 COUNTS = ("segments_per_call", "segments_per_update", "gradient_segments")
 GROUPED = changed(train={**dict.fromkeys(COUNTS, 4), "batch_chunk": 2})
-TOKENS = dataclasses.replace(GROUPED, model=dataclasses.replace(MODEL, memory_tokens=3))
 FAST = changed(model={"mem_len": 3, "fast_weights": True})
 MESHES = [
     (data, fsdp, 8 // data // fsdp)
@@ -165,7 +164,6 @@ def numbers(state: TrainState) -> TrainState:
         pytest.param((2, 2, 2), (4, 1, 2), FAST, marks=pytest.mark.long),
         pytest.param((1, 4, 2), (2, 1, 4), GROUPED, marks=pytest.mark.long),
         pytest.param((2, 2, 2), (4, 1, 2), COMPRESSED, marks=pytest.mark.long),
-        pytest.param((2, 2, 2), (4, 1, 2), TOKENS, marks=pytest.mark.long),
     ],
 )
 def test_checkpoints_move_between_meshes(

@@ -20,7 +20,6 @@ COMPRESSED = kills.UNIFORM | {
     "model.compression_rate": 3,
     "model.compression": "conv",
 }
-TOKENS = ACROSS | {"model.memory_tokens": 3}
 FAST = kills.UNIFORM | {"model.fast_weights": True, "model.dtype": "bfloat16"}
 
 
@@ -31,7 +30,6 @@ FAST = kills.UNIFORM | {"model.fast_weights": True, "model.dtype": "bfloat16"}
         pytest.param(ACROSS, marks=pytest.mark.long),
         pytest.param(KINDS, marks=pytest.mark.long),
         pytest.param(COMPRESSED, marks=pytest.mark.long),
-        pytest.param(TOKENS, marks=pytest.mark.long),
         pytest.param(FAST, marks=pytest.mark.long),
     ],
     ids=[
@@ -39,7 +37,6 @@ FAST = kills.UNIFORM | {"model.fast_weights": True, "model.dtype": "bfloat16"}
         "across segments",
         "other kinds",
         "a compressed memory",
-        "memory tokens",
         "fast weights",
     ],
 )

@@ -45,7 +45,6 @@ GATED: dict[str, Any] = {"gate": "gru", "pre_lnorm": True}
 # The later changes to the layers, together.
 KINDS: dict[str, Any] = {**T5, **GATED, **SAME}
 COMPRESSED: dict[str, Any] = {"compressed_len": 3, "compression_rate": 2}
-TOKENS: dict[str, Any] = {"memory_tokens": 2}
 FAST: dict[str, Any] = {"fast_weights": True}
 SETTINGS: list[dict[str, Any]] = [
     {},

@@ -126,7 +126,6 @@ OTHERS |= dict(dtype="bfloat16", kernel="xla", remat_policy="full")
 APART = {
     "model.recurrence",
     "model.compressed_len",
-    "model.memory_tokens",
     "model.fast_weights",
 }
 

@@ -129,7 +129,7 @@ class Sampler:
         self.config = model = generation_model(model_config, config)
         self.options, self.vocab_size, self.batch_size = config, vocab_size, batch_size
         self.kind = choose_kind(model)
-        self.one_by_one = model.has_memory and not self.kind.by_segments
+        self.one_by_one = model.mem_len > 0 and not self.kind.by_segments
         self.window = 0 if self.one_by_one else reading.window
         self.reader = self._make_reader(longest - 1, *reading)
         self.model, lay_out = fixed_model(model)
@@ -163,7 +163,7 @@ class Sampler:
     def prefill(self, prompts: list[np.ndarray]) -> Context:
         """Returns the context after reading batch_size prompts."""
         L = self.window or 1  # tokens that enter the memory together
-        if not self.config.has_memory:
+        if not self.config.mem_len:
             prompts = [x[-L:] for x in prompts]
         ends = [(len(x) - 1) // L * L for x in prompts]
         pairs = [*zip(prompts, ends, strict=True)]
@@ -220,7 +220,7 @@ class Sampler:
         window_BL = window_BL.at[jnp.arange(B), place_B].set(token_B)
         length_B = place_B + 1
         log_probs_BV, after = apply(window_BL, memory, length_B, method=predict_last)
-        if self.config.has_memory:
+        if self.config.mem_len:
             full_B = length_B == L
             memory = choose_streams(full_B, after, memory)
             length_B = jnp.where(full_B, 0, length_B)

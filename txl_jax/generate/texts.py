@@ -147,8 +147,8 @@ def draw(
     every: tokens of a single sample that are shown together, as in `Sampler`.
     """
     longest, one = max(map(len, prompts)), len(prompts) == 1
-    has_memory = generation_model(model_config, config).has_memory
-    if not has_memory and longest > reading.window:
+    mem_len = generation_model(model_config, config).mem_len
+    if not mem_len and longest > reading.window:
         most = reading.window
         say(f"the prompt has {longest} tokens: only the newest {most} are used")
     B = math.ceil(len(prompts) / math.ceil(len(prompts) / STREAMS))

@@ -92,11 +92,6 @@ class ModelConfig:
     same_length_self: bool = field(
         False, help="With same_length, every query sees mem_len keys and its own."
     )
-    memory_tokens: int = field(
-        0,
-        help="Memory tokens of a segment (Bulatov et al. 2022), for "
-        "train.gradient_segments above 1. 0 is off.",
-    )
     compressed_len: int = field(0, help="Compressed slots (Rae et al. 2019). 0 is off.")
     compression_rate: int = field(0, help="States that become one compressed slot.")
     compression: str = field(
@@ -175,7 +170,6 @@ class ModelConfig:
         self._check_clusters()
         self._check_position()
         self._check_compressed()
-        self._check_memory_tokens()
         self._check_fast_weights()
         parse_remat(self.remat_policy)
 
@@ -225,23 +219,14 @@ class ModelConfig:
         others = "recurrence", "initial_memory", "same_length"
         self._refuse_together("compressed_len", *others)
 
-    def _check_memory_tokens(self) -> None:
-        others = ["recurrence", "initial_memory", "same_length", "compressed_len"]
-        if self.position in ABSOLUTE_POSITIONS:
-            others.append("position")
-        # Without a norm or a gate, written tokens grow from segment to segment.
-        if self.gate == "none":
-            others.append("pre_lnorm")
-        self._refuse_together("memory_tokens", *others)
-
     def _check_fast_weights(self) -> None:
         refuse(
             self.fast_weights and not self.mem_len,
             "model.fast_weights absorbs states that leave a memory: set mem_len above "
             "0",
         )
-        others = "initial_memory", "compressed_len", "memory_tokens"
-        self._refuse_together("fast_weights", "recurrence", *others)
+        others = "recurrence", "initial_memory", "compressed_len"
+        self._refuse_together("fast_weights", *others)
 
     def _refuse_together(self, kind: str, *others: str) -> None:
         """Raises UserError for a kind of memory beside other fields that are set."""
@@ -293,11 +278,6 @@ class ModelConfig:
         if self.recurrence == "same":
             return 'model.recurrence = "same"'
         return f"model.compressed_len = {Z}" if (Z := self.compressed_len) else ""
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether a segment depends on earlier ones."""
-        return self.mem_len > 0 or self.memory_tokens > 0
 
     @property
     def compute_dtype(self) -> "np.dtype[Any]":

@@ -5,8 +5,6 @@ one product for each factor that has a gradient in the backward pass: three in a
 two for the memory's projections, because no gradient passes into the memory. With
 pre_lnorm these take three too: the memory's norm has parameters.
 
-Memory tokens count as tokens of each segment, except in the softmax.
-
 Dims: B streams, L segment, T tokens, M memory, D model, H heads, A head,
 F feed-forward, V vocabulary.
 """
@@ -41,8 +39,6 @@ def needed_flops(
         own += memory if choose_kind(config).layout == "stacked" else 0
         return own + learned
     memory *= 3 if config.pre_lnorm else 2
-    if W := config.memory_tokens:  # segments are then read one after the other
-        L, together = L + 2 * W, 1
     if config.position == "transformer_xl":
         R = distances(config, config.mem_slots + together * L)
         memory += 2 * projected * R
@@ -75,7 +71,6 @@ def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
     """
     D, HA = config.d_model, config.n_head * config.d_head
     M = config.mem_slots
-    L += 2 * config.memory_tokens
     K = M + L
     products = 2 * D * HA * 4 * L  # q, k, v and the output
     products += 2 * HA * L * K * 2  # scores by content, and the sum of values

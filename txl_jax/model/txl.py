@@ -53,7 +53,6 @@ class TransformerXL(nn.Module):
         self.embedding = EmbeddingAndSoftmax(config)
         self.scheme = SCHEMES[config.position]
         self.biases = {name: self._make_bias(name) for name in self.scheme.biases}
-        self.memory_parameter = self.kind.make_parameter(self)
         self.drop_rows = Dropout(config.dropout, config.variational)
         self.drop_R = Dropout(config.dropout)
 
@@ -108,11 +107,8 @@ class TransformerXL(nn.Module):
         memory, first_BL = kind.begin(memory, first_BL)
         keys = count_keys(self.config, M)
         oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
-        call = Call(L, first_BL, length_B, self.memory_parameter)
-        opened = kind.open(memory, call)
-        h_BTD, oldest_BT = kind.surround(opened, h_BLD, oldest_BL)
-        h_BTD, kept = self.run_layers(h_BTD, opened.layers, oldest_BT, M)
-        h_BLD, kept = kind.leave(opened, h_BTD, kept)
+        opened = kind.open(memory, Call(L, first_BL, length_B))
+        h_BLD, kept = self.run_layers(h_BLD, opened.layers, oldest_BL, M)
         return h_BLD, opened.append(kept, length_B, first_BL)
 
     def run_layers(

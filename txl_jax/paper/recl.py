@@ -232,7 +232,7 @@ def make_context_nll(
         context: int,
         progress: ShowProgress,
     ) -> np.ndarray:
-        L = config.tgt_len if model_config.has_memory else context
+        L = config.tgt_len if model_config.mem_len else context
         T = len(positions_T)
         parts = []
         read = make_reader(L, config.segments_per_step)

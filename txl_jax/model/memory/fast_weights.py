@@ -323,7 +323,7 @@ class Fast(ExtendedStates):
 
     def open(self, memory: FastMemory, call: Call) -> OpenFast:
         """Returns the memory with the writes of the call."""
-        L, first_BL, length_B, _ = call
+        L, first_BL, length_B = call
         filled_B, M, step_L = memory.filled_B, memory.mem_len, jnp.arange(L)
         if length_B is None:
             length_B = jnp.full_like(filled_B, L)

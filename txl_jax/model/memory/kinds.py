@@ -4,10 +4,9 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.cache import HiddenStates
 from txl_jax.model.memory.compressive import Compressive
 from txl_jax.model.memory.fast_weights import Fast
-from txl_jax.model.memory.memory_tokens import MemoryTokens
 from txl_jax.model.memory.protocol import Kind
 
-KINDS: tuple[type[Kind], ...] = (Compressive, Fast, MemoryTokens)
+KINDS: tuple[type[Kind], ...] = (Compressive, Fast)
 
 
 def choose_kind(config: ModelConfig) -> Kind:

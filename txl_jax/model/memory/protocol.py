@@ -3,7 +3,6 @@
 import abc
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import flax.linen as nn
 from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
@@ -43,7 +42,6 @@ class Call(NamedTuple):
     L: int
     first_BL: Array | None
     length_B: Array | None
-    parameter: Any  # from `Kind.make_parameter`
 
 
 class CallMemory(Protocol):
@@ -87,12 +85,10 @@ class Kind(abc.ABC):
 
         begin     (memory, first_BL) -> same          a document starts
         open      memory -> CallMemory                the call reads
-        surround  h_BLD, oldest_BL -> .._BTD, .._BT   adds memory tokens
         keep      kept, h_BLD -> kept                 in each layer
-        leave     h_BTD, kept -> h_BLD, kept          removes memory tokens
 
     `CallMemory.append` then makes the next memory. By default, the memory of training
-    also serves evaluation and generation, and adds neither parameters nor losses.
+    also serves evaluation and generation, and adds no losses.
     """
 
     field = ""  # the field of ModelConfig that selects this kind; "" = the paper's
@@ -130,10 +126,6 @@ class Kind(abc.ABC):
         """
         return memory
 
-    def make_parameter(self, module: nn.Module) -> Array | None:
-        """Returns the parameter that the kind adds outside the layers, if any."""
-        return None
-
     def begin(
         self, memory: AnyMemory, first_BL: Array | None
     ) -> tuple[AnyMemory, Array | None]:
@@ -143,16 +135,6 @@ class Kind(abc.ABC):
     def open(self, memory: Any, call: Call) -> CallMemory:
         """Returns the memory as a call reads it."""
         return memory
-
-    def surround(
-        self, opened: Any, h_BLD: Array, oldest_BL: Array
-    ) -> tuple[Array, Array]:
-        """Returns (h_BTD, oldest_BT), the layers' input for a segment."""
-        return h_BLD, oldest_BL
-
-    def leave(self, opened: Any, h_BTD: Array, kept: Kept) -> tuple[Array, Kept]:
-        """Returns (h_BLD, what `append` takes), given the layers' results."""
-        return h_BTD, kept
 
     def keep(
         self, layer: Any, kept: Kept, h_BLD: Array, oldest_BL: Array, params: Params
