@@ -105,10 +105,6 @@ model.initial_memory=zeros train.reset_memory_at=3 | train.reset_memory_at | ini
 model.position=sinusoidal           | model.position | set mem_len to 0
 model.position=shaw                 | model.position | needs model.n_position
 eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false
-model.compressed_len=4 | model.compressed_len = 4 | compression_rate = 0 | from 1
-{Z} generate.mem_len=1 | mem_len = 1 | model.compression_rate = 3
-{Z} {G} | train.gradient_segments = 2 | model.compressed_len = 4 | of the one before
-model.fast_weights=true {Z} | fast_weights = True | model.compressed_len = 4: leave
 model.fast_weights=true model.recurrence=same | fast_weights = True | 'same': leave
 model.fast_weights=true model.initial_memory=zeros | fast_weights = True | 'zeros'
 model.fast_weights=true eval.mem_len=0 | model.fast_weights | set mem_len above 0
@@ -150,7 +146,6 @@ SHORT = {
     "CONTEXT": "512",
     "DYNAMIC": "eval.dynamic=sgd eval.dynamic_lr=1 eval.streams=1",
     "LEARNED": LEARNED,
-    "Z": "model.compressed_len=4 model.compression_rate=3",
     "G": "train.segments_per_call=2 train.segments_per_update=2 "
     "train.gradient_segments=2",
 }

@@ -165,13 +165,10 @@ IDENTITY = select("""
 """)
 # A run may start from parameters that were trained with other values of these.
 FREE = select("""
-    model.mem_len,initial_memory,recurrence,clamp_len,same_length
-    model.compressed_len,fast_weights
+    model.mem_len,initial_memory,recurrence,clamp_len,same_length,fast_weights
     model.dropout,dropatt,variational,word_dropout,init_std,proj_init_std,norm_init_std
     model.dtype,kernel,remat_policy,unroll
 """)
-# A trained model may be read with other values of these.
-READ = select("model.compressed_len")
 # A run with train.init_from takes these from its source.
 INHERITED = select("model data.vocab,vocab_path,vocab_size")
 # Files and devices of this machine, which are not released with a model.

@@ -42,12 +42,10 @@ def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> fl
     exactly N x M if M is a multiple of L. The oldest of M remembered tokens was read in
     an earlier segment, whose first token saw M tokens before it, so every layer but the
     last reaches M rounded up to whole segments. With same_length every token sees the
-    same number of keys, itself included, and each layer reaches that far. A compressed
-    slot reaches as far as its compression_rate states. With recurrence = "same" or
-    fast weights, each segment adds to the reach: infinity.
+    same number of keys, itself included, and each layer reaches that far. With
+    recurrence = "same" or fast weights, each segment adds to the reach: infinity.
     """
     N, M, L = n_layer or config.n_layer, config.mem_len, tgt_len
-    M += config.compressed_len * config.compression_rate
     if not config.mem_len:
         return 0
     if config.recurrence == "same" or config.fast_weights:

@@ -16,8 +16,7 @@ import pytest
 
 from tests import reference
 from tests.support import tiny
-from tests.support.reference_compressive import Stream
-from tests.support.reference_fast import Stream as FastStream
+from tests.support.reference_fast import Stream
 from txl_jax.data.streams import OFF, Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
@@ -140,26 +139,19 @@ def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
         assert total == jax.jit(jnp.sum)(nll_BL * one.weights_BL)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [tiny.COMPRESSED | {"compression": "conv"}, tiny.FAST],
-    ids=str,
-)
-def test_other_memories_are_read_as_in_training(kind: dict[str, Any]) -> None:
+def test_fast_weights_are_read_as_in_training() -> None:
     """The streams differ in length, so that some end in padding."""
-    model_config = tiny.config(**kind)
+    model_config = tiny.config(**tiny.FAST)
     params = tiny.make_params(model_config)
     config = evaluation_model(model_config, CONFIG)
 
     def read(text_T: np.ndarray) -> np.ndarray:
-        if config.compressed_len:
-            return Stream(params, config).nll(text_T, CONFIG.tgt_len)
-        oracle = FastStream(params, **tiny.reference_settings(config))
+        oracle = Stream(params, **tiny.reference_settings(config))
         return oracle.read_text(text_T, CONFIG.tgt_len)
 
     parts = [TOKENS[low : high + 1] for low, high in bounds(TOKENS, CONFIG.streams)]
     expected = np.concatenate([*map(read, parts)]).mean()
-    for S in (0,) if config.compressed_len else (0, 3):  # segments of a call
+    for S in (0, 3):  # segments of a call
         options = dataclasses.replace(CONFIG, segments_per_step=S)
         nll = compiled(options, model_config)(params, TOKENS, tiny.silent)["nll"]
         assert nll == pytest.approx(expected, rel=tiny.FLOAT32)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.support import tiny
-from tests.support.reference_compressive import Stream
 from txl_jax.evaluate import score
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.score import TextReader, arrange, join
@@ -86,13 +85,6 @@ def test_a_model_without_memory_reads_windows() -> None:
     assert scored.hidden_TD.shape == (23, tiny.D)
 
 
-def test_a_compressed_memory_reads_a_document() -> None:
-    config = tiny.config(mem_len=9, **tiny.COMPRESSED, compression="max")
-    params = tiny.make_params(config)
-    nll_T = make_score(config, MEMORY, params)(TOKENS_T).nll_T
-    tiny.assert_close(nll_T[1:], Stream(params, config).nll(TOKENS_T, 5))
-
-
 @pytest.mark.parametrize("skip", [1, 7])
 def test_a_prefix_is_read_and_not_scored(with_memory: Score, skip: int) -> None:
     whole = with_memory(TOKENS_T)
@@ -124,7 +116,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "paper": {},
     "same_length": {"same_length": True},
     "visible zeros": {"initial_memory": "zeros"},
-    "compressed": tiny.COMPRESSED,
     "fast": tiny.FAST,
     "recurrence": tiny.KINDS,
     "rotary": {"position": "rotary", "d_head": 4},

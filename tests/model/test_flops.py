@@ -52,12 +52,9 @@ def counted(config: ModelConfig) -> float:
     [
         {"clamp_len": 20},
         pytest.param({**CLUSTERS, **tiny.GATED}, marks=pytest.mark.long),
-        pytest.param(
-            {"compressed_len": 61, "compression_rate": 4}, marks=pytest.mark.long
-        ),
         pytest.param({"fast_weights": True}, marks=pytest.mark.long),
     ],
-    ids=["", "clusters and gates", "compressed", "fast weights"],
+    ids=["", "clusters and gates", "fast weights"],
 )
 def test_flops_of_an_update_agree_with_the_compiler(changes: dict[str, Any]) -> None:
     config = dataclasses.replace(MODEL, **changes)

@@ -135,7 +135,7 @@ def test_averages_include_only_targets_that_see_the_span() -> None:
     np.testing.assert_allclose(actual_NH, distance_NH, atol=1e-4)
 
 
-def test_a_short_split_or_span_and_other_memories_are_refused() -> None:
+def test_a_short_split_or_span_is_refused() -> None:
     for segments, mem_len, message in (
         (99, SPAN, "need .* tokens, but it has 60"),
         (3, 1, "eval.mem_len = 1: attention maps need at least 2"),
@@ -144,5 +144,3 @@ def test_a_short_split_or_span_and_other_memories_are_refused() -> None:
         loaded = tiny.loaded(eval=eval)
         with refused(message):
             attention_page.make_maps(loaded, TOKENS)
-    with refused("model.compressed_len = 3: --mode=attention supports"):
-        attention_page.map_model(tiny.config(**tiny.COMPRESSED), SPAN, 0)

@@ -130,7 +130,7 @@ def test_flops_of_a_segment_by_hand() -> None:
 
 def test_other_memories_are_refused() -> None:
     with refused("--mode=speed supports only the paper's memory"):
-        config = tiny.config(**tiny.COMPRESSED)
+        config = tiny.config(**tiny.FAST)
         make_ways(config, EvalConfig(), {}, tiny.one_device())
 
 

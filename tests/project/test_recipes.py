@@ -152,7 +152,7 @@ def test_errors_are_one_line(
 
 
 SIZES: Any = dict(tgt_len=4, mem_len=8)
-KINDS: tuple[dict[str, Any], ...] = {}, tiny.FAST, tiny.COMPRESSED
+KINDS: tuple[dict[str, Any], ...] = {}, tiny.FAST
 
 
 def make_part(vocab: CharVocab) -> classification.Texts:

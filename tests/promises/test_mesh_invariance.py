@@ -72,7 +72,6 @@ VARIANTS = changed(
     | {**tiny.MODERN, **tiny.GATED, **tiny.SAME},
     optim={"optimizer": "muon", "lr": 0.01, "weight_decay": 0.01},
 )
-COMPRESSED = changed(model={**tiny.COMPRESSED, "compression": "conv"})
 # Gradients pass through the memory, and the streams are computed in two parts.
 COUNTS = ("segments_per_call", "segments_per_update", "gradient_segments")
 GROUPED = changed(train={**dict.fromkeys(COUNTS, 4), "batch_chunk": 2})
@@ -163,7 +162,6 @@ def numbers(state: TrainState) -> TrainState:
         ((2, 2, 2), (2, 2, 2), CONFIG),
         pytest.param((2, 2, 2), (4, 1, 2), FAST, marks=pytest.mark.long),
         pytest.param((1, 4, 2), (2, 1, 4), GROUPED, marks=pytest.mark.long),
-        pytest.param((2, 2, 2), (4, 1, 2), COMPRESSED, marks=pytest.mark.long),
     ],
 )
 def test_checkpoints_move_between_meshes(

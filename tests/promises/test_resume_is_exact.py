@@ -14,12 +14,6 @@ pytestmark = [pytest.mark.promise("Resume is exact"), pytest.mark.exact_bits]
 ACROSS = kills.UNIFORM | {"train.gradient_segments": 2, "train.varlen": False}
 # Gates, buckets, and outputs of layers in the memory.
 KINDS = kills.UNIFORM | {f"model.{name}": x for name, x in tiny.KINDS.items()}
-# Segments of any length leave states that are not compressed yet.
-COMPRESSED = kills.UNIFORM | {
-    "model.compressed_len": 5,
-    "model.compression_rate": 3,
-    "model.compression": "conv",
-}
 FAST = kills.UNIFORM | {"model.fast_weights": True, "model.dtype": "bfloat16"}
 
 
@@ -29,14 +23,12 @@ FAST = kills.UNIFORM | {"model.fast_weights": True, "model.dtype": "bfloat16"}
         kills.UNIFORM,
         pytest.param(ACROSS, marks=pytest.mark.long),
         pytest.param(KINDS, marks=pytest.mark.long),
-        pytest.param(COMPRESSED, marks=pytest.mark.long),
         pytest.param(FAST, marks=pytest.mark.long),
     ],
     ids=[
         "within segments",
         "across segments",
         "other kinds",
-        "a compressed memory",
         "fast weights",
     ],
 )

@@ -44,7 +44,6 @@ SAME: dict[str, Any] = {"recurrence": "same"}
 GATED: dict[str, Any] = {"gate": "gru", "pre_lnorm": True}
 # The later changes to the layers, together.
 KINDS: dict[str, Any] = {**T5, **GATED, **SAME}
-COMPRESSED: dict[str, Any] = {"compressed_len": 3, "compression_rate": 2}
 FAST: dict[str, Any] = {"fast_weights": True}
 SETTINGS: list[dict[str, Any]] = [
     {},

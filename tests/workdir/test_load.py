@@ -19,7 +19,6 @@ from txl_jax.data.streams import Position
 from txl_jax.data.vocab import CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -125,7 +124,6 @@ OTHERS |= dict(word_dropout=0.1, init_std=0.3, proj_init_std=0.3, norm_init_std=
 OTHERS |= dict(dtype="bfloat16", kernel="xla", remat_policy="full")
 APART = {
     "model.recurrence",
-    "model.compressed_len",
     "model.fast_weights",
 }
 
@@ -156,20 +154,6 @@ def test_a_start_from_a_run_without_fast_weights(
     err = capsys.readouterr().err
     assert "layers/attention/fast/gate/bias" in err
     assert err.rstrip().endswith("which the source's model lacks")
-
-
-def test_an_evaluation_with_another_memory(tmp_path: Path) -> None:
-    model = tiny.config(**tiny.COMPRESSED)
-    params = dict.fromkeys((1, 2), tiny.make_params(model))
-    run = write_run(tmp_path / "run", model=model, params=params)
-    config = configs.load_json(run / "config.json")
-    changed = dataclasses.replace(config.model, compressed_len=6)
-    options = EvalConfig(mem_len=5, tgt_len=4)
-    config = dataclasses.replace(config, model=changed, eval=options)
-    loaded = restore.load(run, config)
-    evaluate = make_evaluate(loaded.config.model, options, loaded.mesh)
-    (text_T,) = tiny.make_tokens(1, 200)
-    assert evaluate(loaded.params, text_T, tiny.silent)["nll"] > 0
 
 
 def test_no_start_without_source_or_on_resume(runs: Path, tmp_path: Path) -> None:

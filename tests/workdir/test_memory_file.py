@@ -27,7 +27,7 @@ def make_loaded(model: ModelConfig) -> Any:
 
 
 KINDS: list[dict[str, Any]]
-KINDS = [{}, tiny.COMPRESSED, tiny.FAST]
+KINDS = [{}, tiny.FAST]
 
 
 @pytest.mark.parametrize("mem_len", [5, 7])

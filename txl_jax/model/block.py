@@ -80,4 +80,4 @@ class Block(nn.Module):
         h_BLD, kept = attention(h_BLD, layer, oldest_BL, biases, R_RD)
         h_BLD = FeedForward(self.config, self.layout, name="feed_forward")(h_BLD)
         params, keep = attention.variables["params"], choose_kind(self.config).keep
-        return h_BLD, keep(layer, kept, h_BLD, oldest_BL, dict(params))
+        return h_BLD, keep(layer, kept, h_BLD, dict(params))

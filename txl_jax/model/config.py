@@ -92,13 +92,6 @@ class ModelConfig:
     same_length_self: bool = field(
         False, help="With same_length, every query sees mem_len keys and its own."
     )
-    compressed_len: int = field(0, help="Compressed slots (Rae et al. 2019). 0 is off.")
-    compression_rate: int = field(0, help="States that become one compressed slot.")
-    compression: str = field(
-        "mean",
-        one_of(("mean", "max", "conv")),
-        help='How states are compressed. "conv" is learned.',
-    )
     fast_weights: bool = field(
         False, help="Writes states that leave the memory into matrices (delta rule)."
     )
@@ -169,7 +162,6 @@ class ModelConfig:
         check(self, "model")
         self._check_clusters()
         self._check_position()
-        self._check_compressed()
         self._check_fast_weights()
         parse_remat(self.remat_policy)
 
@@ -209,24 +201,13 @@ class ModelConfig:
             "same_length=false",
         )
 
-    def _check_compressed(self) -> None:
-        Z, C = self.compressed_len, self.compression_rate
-        refuse(
-            Z and not 0 < C <= self.mem_len,
-            f"model.compressed_len = {Z} with model.compression_rate = {C}: the rate, "
-            f"states that leave together, must be from 1 to mem_len = {self.mem_len}",
-        )
-        others = "recurrence", "initial_memory", "same_length"
-        self._refuse_together("compressed_len", *others)
-
     def _check_fast_weights(self) -> None:
         refuse(
             self.fast_weights and not self.mem_len,
             "model.fast_weights absorbs states that leave a memory: set mem_len above "
             "0",
         )
-        others = "recurrence", "initial_memory", "compressed_len"
-        self._refuse_together("fast_weights", *others)
+        self._refuse_together("fast_weights", "recurrence", "initial_memory")
 
     def _refuse_together(self, kind: str, *others: str) -> None:
         """Raises UserError for a kind of memory beside other fields that are set."""
@@ -264,20 +245,12 @@ class ModelConfig:
         ]
 
     @property
-    def mem_slots(self) -> int:
-        """The number of keys before a segment, with compressed and pending ones."""
-        Z, C = self.compressed_len, self.compression_rate
-        return self.mem_len + (Z + C - 1 if Z else 0)
-
-    @property
     def in_sequence(self) -> str:
         """The field that makes a segment need all layers of the one before, or "".
 
         Such segments cannot be computed together.
         """
-        if self.recurrence == "same":
-            return 'model.recurrence = "same"'
-        return f"model.compressed_len = {Z}" if (Z := self.compressed_len) else ""
+        return 'model.recurrence = "same"' if self.recurrence == "same" else ""
 
     @property
     def compute_dtype(self) -> "np.dtype[Any]":

@@ -13,7 +13,6 @@ import numpy as np
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.fast_weights import fast_products
-from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.positions import distances
 
 
@@ -30,37 +29,18 @@ def needed_flops(
     own, memory = B * own, B * memory
     own += sum(vocabulary_products(config, B * L))
     projected = 2 * config.n_layer * config.d_model * config.n_head * config.d_head
-    learned = B * compression_products(config, L, training)
+    fast = 0.0
     if config.fast_weights:
-        learned += B * L * config.n_layer * fast_products(config, training)
+        fast = B * L * config.n_layer * fast_products(config, training)
     if not training:
-        # Outputs are projected too; a compressed memory is projected each time.
+        # Outputs are projected too.
         own += 2 * B * L * projected if config.recurrence == "same" else 0
-        own += memory if choose_kind(config).layout == "stacked" else 0
-        return own + learned
+        return own + fast
     memory *= 3 if config.pre_lnorm else 2
     if config.position == "transformer_xl":
-        R = distances(config, config.mem_slots + together * L)
+        R = distances(config, config.mem_len + together * L)
         memory += 2 * projected * R
-    return 3 * own + memory / together + learned
-
-
-def compression_products(config: ModelConfig, L: int, training: bool) -> float:
-    """Returns the products of compression "conv" for one stream's segment.
-
-    Training adds the attention to old and new states; only the new ones have a
-    gradient.
-    """
-    if config.compression != "conv" or not config.compressed_len:
-        return 0.0
-    D, HA = config.d_model, config.n_head * config.d_head
-    new = L / config.compression_rate  # slots
-    products = 2.0 * L * D * D
-    if training:
-        products *= 2
-        products += 2 * (2 * new * D * HA * 2)  # keys and values
-        products += 2 * HA * L * (L + 3 * new) * 2  # scores, and the sums of values
-    return config.n_layer * products
+    return 3 * own + memory / together + fast
 
 
 def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
@@ -70,7 +50,7 @@ def layer_products(config: ModelConfig, L: int) -> tuple[float, float]:
     scores count, because the einsum kernel computes them.
     """
     D, HA = config.d_model, config.n_head * config.d_head
-    M = config.mem_slots
+    M = config.mem_len
     K = M + L
     products = 2 * D * HA * 4 * L  # q, k, v and the output
     products += 2 * HA * L * K * 2  # scores by content, and the sum of values

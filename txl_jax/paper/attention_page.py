@@ -46,7 +46,6 @@ from txl_jax.kernels import xla
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json, say
@@ -168,11 +167,6 @@ def map_model(config: ModelConfig, span: int, clamp_len: int) -> ModelConfig:
     """Returns the model with a memory that shows every token exactly `span` tokens."""
     if span < 2:
         raise UserError(f"eval.mem_len = {span}: attention maps need at least 2 tokens")
-    kind = choose_kind(config)
-    if kind.layout == "stacked":
-        raise UserError(
-            f"{kind.setting}: --mode=attention supports only the paper's memory"
-        )
     return dataclasses.replace(
         config,
         mem_len=span,

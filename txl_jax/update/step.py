@@ -49,8 +49,7 @@ class Sums(NamedTuple):
 
     nll: Array  # in nats
     tokens: Array
-    added: dict[str, Array]  # the memory's own losses, by name
-    grads: Params | None = None  # added once the loss has returned the other sums
+    grads: Params
 
 
 Carry = tuple[Sums, MemoryLike]
@@ -84,10 +83,9 @@ def make_train_step(
 ) -> TrainStep:
     """Returns train_step(state, segments [S, ..]) -> (state, metrics [U]).
 
-    The loss of an update is the mean nll of its scored tokens, in nats; the memory's
-    losses are separate metrics, and part of the gradient. An update whose loss or
-    gradient norm is not finite is skipped. A skipped update changes only the memory,
-    which it empties, and the step count.
+    The loss of an update is the mean nll of its scored tokens, in nats. An update whose
+    loss or gradient norm is not finite is skipped. A skipped update changes only the
+    memory, which it empties, and the step count.
     """
 
     def update(state: TrainState, segments: Segment) -> tuple[TrainState, Metrics]:
@@ -136,7 +134,6 @@ def make_train_step(
         state = jax.lax.cond(good, apply, skip, state)
         return state, {
             "loss": loss,
-            **{name: total / tokens for name, total in sums.added.items()},
             "grad_norm": grad_norm,
             "lr": lr,
             "tokens": sums.tokens.astype(jnp.int32),
@@ -166,36 +163,27 @@ def sum_gradients(
 ) -> Carry:
     """Returns (the sums over the G segments of an update, the memory after them).
 
-    The loss is the nll and the memory's own losses. Gradients have the dtype of
-    `cast_layers`; a sum over several parts has the parameters' dtype. The key of chunk
-    c of segment j is `fold_in(fold_in(key, j), c)`.
+    Gradients have the dtype of `cast_layers`; a sum over several parts has the
+    parameters' dtype. The key of chunk c of segment j is `fold_in(fold_in(key, j), c)`.
     """
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
     used = cast_layers(params, model.config.compute_dtype)
-    kind = choose_kind(model.config)
-
-    def loss(
-        params: Params, memory: MemoryLike, segment: OneSegment, key: Array
-    ) -> tuple[Array, tuple[Sums, MemoryLike]]:
-        nll, (tokens, after) = nll_sum(
-            model, params, memory, segment, key, segment_len=segment_len
-        )
-        tokens_B = jnp.sum(segment.weights_BL, axis=1)
-        added = kind.added_losses(after, tokens_B)
-        return sum(added.values(), nll), (Sums(nll, tokens, added), after)
+    loss = functools.partial(nll_sum, model, segment_len=segment_len)
 
     def add_chunk(carry: Carry, segment: OneSegment, key: Array) -> Carry:
         total, memory = carry
         with jax.named_scope("forward_and_backward"):
-            grad = jax.grad(loss, has_aux=True)
-            grads, (sums, memory) = grad(used, memory, segment, key)
-        return jax.tree.map(jnp.add, total, sums._replace(grads=grads)), memory
+            found, grads = jax.value_and_grad(loss, has_aux=True)(
+                used, memory, segment, key
+            )
+        nll, (tokens, memory) = found
+        return jax.tree.map(jnp.add, total, Sums(nll, tokens, grads)), memory
 
     C, zero = config.batch_chunk, jnp.zeros(())
     parts = C * len(segments.length_SB)
     zeros = jax.tree.map(jnp.zeros_like, params if parts > 1 else used)
-    start = Sums(zero, zero, dict.fromkeys(kind.losses, zero), zeros)
+    start = Sums(zero, zero, zeros)
     add_segment = functools.partial(over_chunks, add_chunk, C)
     return over_segments(add_segment, (start, memory), segments, key)
 

@@ -1,7 +1,6 @@
 """The run that a workdir belongs to: its config, corpus and starts."""
 
 import json
-from collections.abc import Collection
 from pathlib import Path
 
 from txl_jax import config as configs
@@ -63,14 +62,12 @@ def saved_config(workdir: Path) -> Config:
     return config
 
 
-def check_same_run(
-    workdir: Path, saved: Config, config: Config, free: Collection[str] = ()
-) -> None:
-    """Raises UserError if the saved config conflicts with `config`, beyond `free`."""
+def check_same_run(workdir: Path, saved: Config, config: Config) -> None:
+    """Raises UserError if the saved config conflicts with `config`."""
     conflicts = [
         f"{name} was {old!r}, is now {new!r}"
         for name, (old, new) in configs.differences(saved, config).items()
-        if name in configs.IDENTITY and name not in free
+        if name in configs.IDENTITY
     ]
     if conflicts:
         raise UserError(

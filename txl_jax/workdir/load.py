@@ -66,9 +66,7 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
         vocab = vocabulary.load(workdir / VOCAB)
     config = config or saved
     model = dataclasses.replace(saved, model=config.model)
-    # Parameters of a memory that the model lacks are not in its checkpoint.
-    free = configs.READ if saved.model.compressed_len else []
-    check_same_run(workdir, saved, model, free)
+    check_same_run(workdir, saved, model)
     config = fit_vocab(config, vocab)
     try:
         mesh = fit_mesh(config)

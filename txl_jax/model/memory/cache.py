@@ -191,9 +191,7 @@ class HiddenStates(Kind):
         memory = memory.show_zeros(first_BL[:, 0])
         return memory, first_BL.at[:, 0].set(False)
 
-    def keep(
-        self, layer: Any, kept: Kept, h_BLD: Array, oldest_BL: Array, params: Params
-    ) -> Kept:
+    def keep(self, layer: Any, kept: Kept, h_BLD: Array, params: Params) -> Kept:
         """Returns the layer's input, or with recurrence = "same" its output.
 
         With outputs (Ding et al. 2021, ERNIE-Doc, equation 5), each segment lengthens

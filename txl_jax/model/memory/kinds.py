@@ -2,11 +2,10 @@
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.cache import HiddenStates
-from txl_jax.model.memory.compressive import Compressive
 from txl_jax.model.memory.fast_weights import Fast
 from txl_jax.model.memory.protocol import Kind
 
-KINDS: tuple[type[Kind], ...] = (Compressive, Fast)
+KINDS: tuple[type[Kind], ...] = (Fast,)
 
 
 def choose_kind(config: ModelConfig) -> Kind:

@@ -88,7 +88,7 @@ class Kind(abc.ABC):
         keep      kept, h_BLD -> kept                 in each layer
 
     `CallMemory.append` then makes the next memory. By default, the memory of training
-    also serves evaluation and generation, and adds no losses.
+    also serves evaluation and generation.
     """
 
     field = ""  # the field of ModelConfig that selects this kind; "" = the paper's
@@ -96,7 +96,6 @@ class Kind(abc.ABC):
     by_segments = False  # whether results depend on where segments begin
     # Whether a document gets the same results wherever in a segment it starts.
     restarts = True
-    losses: tuple[str, ...] = ()  # the names of `added_losses`
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -136,19 +135,10 @@ class Kind(abc.ABC):
         """Returns the memory as a call reads it."""
         return memory
 
-    def keep(
-        self, layer: Any, kept: Kept, h_BLD: Array, oldest_BL: Array, params: Params
-    ) -> Kept:
+    def keep(self, layer: Any, kept: Kept, h_BLD: Array, params: Params) -> Kept:
         """Returns what a layer keeps; called inside the layer's module.
 
         kept: as the layer's memory returned it. h_BLD: the layer's output. params: of
         its attention.
         """
         return kept
-
-    def added_losses(self, memory: Any, tokens_B: Array) -> dict[str, Array]:
-        """Returns the memory's losses, besides the nll, by their names in metrics.
-
-        Each is a sum over streams, weighted by their scored tokens.
-        """
-        return {}
