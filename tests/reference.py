@@ -39,7 +39,6 @@ class Settings:
 
     mem_len: int
     clamp_len: int = 0
-    recurrence: str = "below"
     same_length: bool = False
     same_length_self: bool = False
     pre_lnorm: bool = False
@@ -156,8 +155,7 @@ def read(
 ) -> tuple[Array, list[Array]]:
     """Reads one stream's real tokens: returns its output h_LD and its next memory.
 
-    The memory keeps each layer's input, not normalized (embeddings for the first), or,
-    with recurrence = "same", its output.
+    The memory keeps each layer's input, not normalized (embeddings for the first).
     """
     params, M = _map(_float64, params), len(layers[0])
     h_LD = embeddings(params, tokens_L, settings)
@@ -176,8 +174,6 @@ def read(
             h_LD = h_LD + [params["layers"]["places"][n, i] for i in range(len(h_LD))]
         context_KD = np.concatenate([h_MD, h_LD])
         h_LD = block(params, n, context_KD, visible_L, settings)
-        if settings.recurrence == "same":  # ERNIE-Doc, equation 5
-            context_KD = np.concatenate([h_MD, h_LD])
         next_layers.append(context_KD[kept])
     return h_LD, next_layers
 

@@ -105,8 +105,7 @@ model.initial_memory=zeros train.reset_memory_at=3 | train.reset_memory_at | ini
 model.position=sinusoidal           | model.position | set mem_len to 0
 model.position=shaw                 | model.position | needs model.n_position
 eval.same_length=true eval.mem_len=0 | set mem_len, or same_length=false
-model.fast_weights=true model.recurrence=same | fast_weights = True | 'same': leave
-model.fast_weights=true model.initial_memory=zeros | fast_weights = True | 'zeros'
+model.fast_weights=true model.initial_memory=zeros | model.fast_weights | = "zeros"
 model.fast_weights=true eval.mem_len=0 | model.fast_weights | set mem_len above 0
 model.same_length=true generate.mem_len=0 | same_length | mem_len = 0
 model.position=sinusoidal model.mem_len=0 generate.mem_len=0 | eval.mem_len = {CONTEXT}

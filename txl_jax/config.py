@@ -112,7 +112,7 @@ class Config:
             )
 
     def _check_segments(self) -> None:
-        """Raises UserError for segments that cannot be read together, or must be."""
+        """Raises UserError for segments that gradients cannot cross."""
         model, G = self.model, self.train.gradient_segments
         refuse(
             G > 1 and not (model.mem_len and model.initial_memory == "empty"),
@@ -120,17 +120,6 @@ class Config:
             "model.mem_len, with a relative model.position, and leave "
             'model.initial_memory at "empty"',
         )
-        together = {
-            "train.gradient_segments": G,
-            "eval.segments_per_step": self.eval.segments_per_step,
-        }
-        for name, count in together.items():
-            refuse(
-                model.in_sequence and count not in (0, 1),
-                f"{name} = {count} reads segments together, and with "
-                f"{model.in_sequence} "
-                f"each needs the results of the one before: set {name} to 1",
-            )
 
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number"}  # in messages
@@ -165,7 +154,7 @@ IDENTITY = select("""
 """)
 # A run may start from parameters that were trained with other values of these.
 FREE = select("""
-    model.mem_len,initial_memory,recurrence,clamp_len,same_length,fast_weights
+    model.mem_len,initial_memory,clamp_len,same_length,fast_weights
     model.dropout,dropatt,variational,word_dropout,init_std,proj_init_std,norm_init_std
     model.dtype,kernel,remat_policy,unroll
 """)

@@ -43,12 +43,12 @@ def effective_context(config: ModelConfig, tgt_len: int, n_layer: int = 0) -> fl
     an earlier segment, whose first token saw M tokens before it, so every layer but the
     last reaches M rounded up to whole segments. With same_length every token sees the
     same number of keys, itself included, and each layer reaches that far. With
-    recurrence = "same" or fast weights, each segment adds to the reach: infinity.
+    fast weights, each segment adds to the reach: infinity.
     """
     N, M, L = n_layer or config.n_layer, config.mem_len, tgt_len
     if not config.mem_len:
         return 0
-    if config.recurrence == "same" or config.fast_weights:
+    if config.fast_weights:
         return math.inf
     keys, oldest = count_keys(config, M), 0  # the oldest token that counts so far
     for _ in range(N):

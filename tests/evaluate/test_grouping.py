@@ -40,11 +40,6 @@ def test_sizes(kernel: str, M: int, B: int, L: int, expected: tuple[int, int]) -
     assert count_segments(config, 3 if M else 0, B, L) == (3 if M else 1)
 
 
-def test_segments_with_recurrence_in_a_layer_are_read_alone() -> None:
-    same = tiny.config(**tiny.SAME)
-    assert count_segments(same, 0, 1, 4) == count_segments(same, 1, 1, 4) == 1
-
-
 def test_windows_follow_the_kernel_that_auto_selects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

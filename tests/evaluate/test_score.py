@@ -117,7 +117,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "same_length": {"same_length": True},
     "visible zeros": {"initial_memory": "zeros"},
     "fast": tiny.FAST,
-    "recurrence": tiny.KINDS,
+    "gated": tiny.KINDS,
     "rotary": {"position": "rotary", "d_head": 4},
     "absolute": {"position": "sinusoidal", "mem_len": 0},
     "windows": {"mem_len": 0},
@@ -127,11 +127,11 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_of_any_lengths_are_read_as_if_alone(kind: str) -> None:
     config = tiny.config(**{"mem_len": 9, **KINDS[kind]})
-    M, together = config.mem_len, not config.in_sequence and config.mem_len
+    M = config.mem_len
     options = EvalConfig(
         streams=4,
         tgt_len=5,
-        segments_per_step=2 if together else 1,
+        segments_per_step=2 if M else 1,
         mem_len=M,
         ext_len=0 if M else 4,
         same_length=config.same_length,

@@ -84,7 +84,3 @@ def test_flops_by_hand() -> None:
     assert 3 * joined == pytest.approx(3 * needed - 2 * 2 * 2 * memory)
     # Evaluation has keys and values already.
     assert flops.needed_flops(small, 2, 7, training=False) == 2 * own + softmax
-    same = dataclasses.replace(small, recurrence="same")
-    assert flops.needed_flops(same, 2, 7, training=True) == needed
-    outputs = 3 * 2 * 7 * 2 * 2 * 4 * 2  # also keys and values of outputs
-    assert flops.needed_flops(same, 2, 7, training=False) == 2 * own + softmax + outputs

@@ -20,7 +20,6 @@ VARIANTS: list[dict[str, Any]] = [
     {**tiny.ALL, "pre_lnorm": False},
     {**UNTIED, "same_length": True, "initial_memory": "zeros", "pre_lnorm": True},
     {"position": "rotary", "d_head": 4, "pre_lnorm": True, **tiny.MODERN},
-    {**tiny.SAME, "pre_lnorm": True, **tiny.MODERN},
 ]
 OTHERS: list[dict[str, Any]] = [
     {"position": "alibi", "clamp_len": 3},
@@ -49,10 +48,7 @@ def read(config: ModelConfig) -> Any:
     ids=str,
 )
 def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
-    """Segments with documents and padding come first, then single tokens.
-
-    With same-layer recurrence a single token would be a segment: it is refused.
-    """
+    """Segments with documents and padding come first, then single tokens."""
     config = tiny.config(mem_len=M, **changes)
     params = tiny.make_params(config)
     apart = unstack(params)
@@ -87,10 +83,6 @@ def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
                     getattr(projected.layers[n], name)[:, b, L:],
                     getattr(layer, name)[:, b, start : start + M],
                 )
-    if config.recurrence == "same":
-        with pytest.raises(ValueError, match="no memory for tokens one by one"):
-            RingMemory.of(config, kept)
-        return
     ring: Any = jax.jit(functools.partial(RingMemory.of, config))(projected)
     for s in range(ring.rings[0].k_BHAM.shape[3] + 2):  # once around the ring
         token_B1 = tiny.make_tokens(B, 1, 30 + s)

@@ -47,8 +47,8 @@ def test_the_effective_context_matches_the_masks(N: int, M: int, L: int) -> None
         assert effective_context(config, L) == expected
 
 
-def test_the_reach_of_later_memories() -> None:
-    assert effective_context(tiny.config(mem_len=7, **tiny.SAME), 5) == math.inf
+def test_the_reach_of_fast_weights_has_no_limit() -> None:
+    assert effective_context(tiny.config(mem_len=7, **tiny.FAST), 5) == math.inf
 
 
 @pytest.mark.parametrize("M, L", [(4, 3), (4, 4)])

@@ -37,7 +37,6 @@ VARIANTS: list[dict[str, Any]] = [
     {"position": "shaw_biased", "n_position": 20, "clamp_len": 3, "kernel": "chunked"},
     {"position": "none", "pre_lnorm": True},
     {**tiny.T5, "kernel": "chunked", **tiny.GATED},
-    {**tiny.SAME, "mem_len": 6},
     {"position": "alibi", "clamp_len": 3, "kernel": "chunked", **tiny.MODERN},
     {"position": "rotary", "d_head": 4, "pre_lnorm": True, "feed_forward": "geglu"},
     {"position": "learned", "n_position": 6, "mem_len": 0},
@@ -49,8 +48,8 @@ OTHERS: list[dict[str, Any]] = [
     *tiny.SETTINGS[1:-1],
     {"mem_len": 0},
     {"position": "t5", "dtype": "bfloat16", "clamp_len": 2, **tiny.GATED},
-    {**tiny.SAME, "dtype": "bfloat16", "initial_memory": "zeros"},
-    {**tiny.SAME, **tiny.ALL, "mem_len": 3},
+    {"dtype": "bfloat16", "initial_memory": "zeros"},
+    {**tiny.ALL, "mem_len": 3},
     {**CLUSTERS, "tie_projs": (False, True, True)},
     {"d_embed": 6, "cutoffs": (4,)},
 ]

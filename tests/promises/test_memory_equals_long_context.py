@@ -3,7 +3,6 @@
 Dims: B streams, T tokens, L segment, M memory, N layers, D model.
 """
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -103,14 +102,6 @@ def test_reach_grows_by_the_memory_in_every_layer(
     assert oldest > 0
     expected_T = np.arange(T) >= oldest
     np.testing.assert_array_equal(depends_T(config, tgt_len), expected_T)
-
-
-def test_same_layer_recurrence_reaches_the_first_token() -> None:
-    """One layer and any memory suffice; with the paper's memory the reach is M + L."""
-    config, mem_len = tiny.config(n_layer=1, mem_len=1, **tiny.SAME), 1
-    assert depends_T(config, 2).all()
-    below = dataclasses.replace(config, recurrence="below")
-    np.testing.assert_array_equal(depends_T(below, 2), np.arange(T) >= T - 2 - mem_len)
 
 
 def test_reach_with_same_length_is_the_same_for_every_token() -> None:

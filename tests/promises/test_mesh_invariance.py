@@ -68,8 +68,7 @@ def changed(**sections: dict[str, Any]) -> Config:
 
 
 VARIANTS = changed(
-    model={"d_inner": 24, "position": "rotary"}
-    | {**tiny.MODERN, **tiny.GATED, **tiny.SAME},
+    model={"d_inner": 24, "position": "rotary", **tiny.MODERN, **tiny.GATED},
     optim={"optimizer": "muon", "lr": 0.01, "weight_decay": 0.01},
 )
 # Gradients pass through the memory, and the streams are computed in two parts.

@@ -40,10 +40,9 @@ CONFIG = ModelConfig(**SIZES, d_inner=F, mem_len=5, dropout=0.0, kernel="xla")
 ALL: dict[str, Any] = {"clamp_len": 3, "same_length": True, "pre_lnorm": True}
 MODERN: dict[str, Any] = {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
 T5: dict[str, Any] = {"position": "t5"}
-SAME: dict[str, Any] = {"recurrence": "same"}
 GATED: dict[str, Any] = {"gate": "gru", "pre_lnorm": True}
 # The later changes to the layers, together.
-KINDS: dict[str, Any] = {**T5, **GATED, **SAME}
+KINDS: dict[str, Any] = {**T5, **GATED}
 FAST: dict[str, Any] = {"fast_weights": True}
 SETTINGS: list[dict[str, Any]] = [
     {},

@@ -122,10 +122,7 @@ OTHERS: dict[str, Any] = dict(mem_len=7, initial_memory="zeros", clamp_len=3, un
 OTHERS |= dict(same_length=True, dropout=0.3, dropatt=0.2, variational=True)
 OTHERS |= dict(word_dropout=0.1, init_std=0.3, proj_init_std=0.3, norm_init_std=0.3)
 OTHERS |= dict(dtype="bfloat16", kernel="xla", remat_policy="full")
-APART = {
-    "model.recurrence",
-    "model.fast_weights",
-}
+APART = {"model.fast_weights"}
 
 
 @pytest.mark.parametrize("name, seed", [("plain", 1), ("mean", 3)])

@@ -56,8 +56,6 @@ def count_segments(
         return 1
     if requested:
         return requested
-    if config.in_sequence:
-        return 1
     is_gpu = find_platform(mesh) == "gpu"
     devices = shards(mesh, "B") if mesh else 1
     rows = max(B * L // devices, 1)  # in a segment on one device

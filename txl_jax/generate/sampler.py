@@ -1,13 +1,8 @@
 """Samples from the model, one token at a time (Appendix E).
 
-A context is the memory of a stream and a window of tokens that are not in it yet:
-
-    one by one   each token is read once and enters the memory; the window is empty
-    by segments  for kinds of memory whose results depend on where segments begin, the
-                 window is the unfinished segment, read again for every token; a full
-                 one enters the memory, as in training and evaluation
-    no memory    the window has the newest tokens and is read again for every token, as
-                 in the paper's vanilla model (section 3.1)
+With a memory, each token is read once and enters it. Without one, a window of the
+newest tokens is read again for every token, as in the paper's vanilla model (section
+3.1).
 
 Dims: B prompts, L segment or window, T tokens.
 """
@@ -20,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
 from txl_jax.evaluate import reader
@@ -36,7 +30,6 @@ from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.programs import Program
-from txl_jax.sharding.rules import letters
 
 # A lower temperature counts as 0: divided by it, logits overflow, and no noise changes
 # their order.
@@ -129,8 +122,7 @@ class Sampler:
         self.config = model = generation_model(model_config, config)
         self.options, self.vocab_size, self.batch_size = config, vocab_size, batch_size
         self.kind = choose_kind(model)
-        self.one_by_one = model.mem_len > 0 and not self.kind.by_segments
-        self.window = 0 if self.one_by_one else reading.window
+        self.window = 0 if model.mem_len else reading.window
         self.reader = self._make_reader(longest - 1, *reading)
         self.model, lay_out = fixed_model(model)
         self.params = jax.jit(lay_out)(params)
@@ -139,7 +131,7 @@ class Sampler:
 
     def _make_reader(self, longest: int, width: int, n_segments: int) -> Reader:
         config, B = self.config, self.batch_size
-        if not self.one_by_one:
+        if self.window:
             return Reader(config, read_nothing, B, width)
         L = max(min(longest, width), 1)
         count = count_segments(config, n_segments, B, L)
@@ -162,10 +154,10 @@ class Sampler:
 
     def prefill(self, prompts: list[np.ndarray]) -> Context:
         """Returns the context after reading batch_size prompts."""
-        L = self.window or 1  # tokens that enter the memory together
-        if not self.config.mem_len:
-            prompts = [x[-L:] for x in prompts]
-        ends = [(len(x) - 1) // L * L for x in prompts]
+        if self.window:
+            prompts = [x[-self.window :] for x in prompts]
+        # The newest token is read with the first sampled one.
+        ends = [0 if self.window else len(x) - 1 for x in prompts]
         pairs = [*zip(prompts, ends, strict=True)]
         segments = cut([x[:end] for x, end in pairs], self.reader.tgt_len)
         memory = self.reader.empty(self.params)
@@ -178,7 +170,7 @@ class Sampler:
         return context
 
     def _begin(self, params: Params, context: Context) -> Context:
-        if not self.one_by_one:
+        if self.window:
             return context
         memory = self.kind.one_token(params, context.memory)
         return context._replace(memory=memory)
@@ -209,21 +201,16 @@ class Sampler:
         """Reads the newest token; returns (log_probs_BV after it, the context)."""
         apply: Any = functools.partial(self.model.apply, {"params": params})
         token_B, memory, window_BL, length_B = context
-        if self.one_by_one:
+        if not self.window:
             log_probs_B1V, memory = apply(token_B[:, None], memory, method="logits")
             return log_probs_B1V[:, 0], context._replace(memory=memory)
         B, L = window_BL.shape
-        # Only a window without a memory is full here; its oldest token leaves.
         full_B1 = (length_B == L)[:, None]
         window_BL = jnp.where(full_B1, jnp.roll(window_BL, -1, axis=1), window_BL)
         place_B = jnp.minimum(length_B, L - 1)
         window_BL = window_BL.at[jnp.arange(B), place_B].set(token_B)
         length_B = place_B + 1
-        log_probs_BV, after = apply(window_BL, memory, length_B, method=predict_last)
-        if self.config.mem_len:
-            full_B = length_B == L
-            memory = choose_streams(full_B, after, memory)
-            length_B = jnp.where(full_B, 0, length_B)
+        log_probs_BV, _ = apply(window_BL, memory, length_B, method=predict_last)
         return log_probs_BV, Context(token_B, memory, window_BL, length_B)
 
 
@@ -234,16 +221,6 @@ def predict_last(
     hidden_BLD, memory = model(tokens_BL, memory, length_B=length_B)
     last_B1D = reader.last(hidden_BLD, length_B)
     return model.embedding.log_probs(last_B1D)[:, 0], memory
-
-
-def choose_streams(where_B: Array, one: AnyMemory, other: AnyMemory) -> AnyMemory:
-    """Returns the streams where_B from `one` and all others from `other`."""
-
-    def choose(spec: PartitionSpec, x: Array, y: Array) -> Array:
-        shape = [-1 if letter == "B" else 1 for letter in spec]
-        return jnp.where(where_B.reshape(shape), x, y) if "B" in spec else y
-
-    return jax.tree.map(choose, letters(other), one, other)
 
 
 def pad(texts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:

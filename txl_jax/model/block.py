@@ -10,7 +10,6 @@ from txl_jax.model.dropout import Dropout
 from txl_jax.model.gate import add_residual
 from txl_jax.model.initializers import Layout, feature_norm, maker
 from txl_jax.model.linear import Linear
-from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import Kept, LayerMemory
 from txl_jax.model.positions import SCHEMES
 
@@ -78,6 +77,4 @@ class Block(nn.Module):
             h_BLD += make_inputs(self.config, maker(self), h_BLD.shape[1])
         attention = Attention(self.config, self.layout, name="attention")
         h_BLD, kept = attention(h_BLD, layer, oldest_BL, biases, R_RD)
-        h_BLD = FeedForward(self.config, self.layout, name="feed_forward")(h_BLD)
-        params, keep = attention.variables["params"], choose_kind(self.config).keep
-        return h_BLD, keep(layer, kept, h_BLD, dict(params))
+        return FeedForward(self.config, self.layout, name="feed_forward")(h_BLD), kept

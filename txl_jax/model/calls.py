@@ -1,7 +1,6 @@
 """Functions that wrap a call of a `TransformerXL`, which reads one segment.
 
-    read_segments    several segments in one call, computed together,
-                     or in sequence, for some kinds of memory
+    read_segments    several segments in one call, computed together
     nll_of_segments  the same, with the losses of targets
     read_inputs      one segment of embeddings instead of tokens
 
@@ -13,14 +12,12 @@ Dims: S segments of L tokens, T = S L tokens of a call.
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory.key_values import unstack
-from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory
 from txl_jax.model.txl import TransformerXL
 
@@ -32,8 +29,6 @@ def fixed_model(
 
     Call that function once, outside the loop of an evaluation or a generation.
     """
-    if choose_kind(config).layout == "stacked":
-        return TransformerXL(config), lambda params: params
     return TransformerXL(config, "separate"), unstack
 
 
@@ -48,18 +43,12 @@ def read_segments(
 ) -> tuple[Array, AnyMemory]:
     """Returns (hidden_BTD, memory) after segments of segment_len tokens (0 = one).
 
-    The results equal those of one call per segment. Segments are computed together
-    where layer n of a segment reads only layer n - 1 of earlier ones. Not for absolute
-    positions, nor for documents with initial_memory = "zeros".
+    The results equal those of one call per segment, because layer n of a segment reads
+    only layer n - 1 of earlier ones. Not for absolute positions, nor for documents with
+    initial_memory = "zeros".
     """
-    tokens_BT = jnp.asarray(tokens_BT)
-    h_BTD = model.enter(model.embedding.embed(tokens_BT))
-    if model.kind.by_segments and 0 < segment_len < tokens_BT.shape[1]:
-        h_BTD, memory = read_in_sequence(
-            model, h_BTD, memory, first_BL, length_B, segment_len
-        )
-    else:
-        h_BTD, memory = model.advance(h_BTD, memory, first_BL, length_B, segment_len)
+    h_BTD = model.enter(model.embedding.embed(jnp.asarray(tokens_BT)))
+    h_BTD, memory = model.advance(h_BTD, memory, first_BL, length_B, segment_len)
     return model.drop_rows(h_BTD), memory
 
 
@@ -91,33 +80,3 @@ def read_inputs(
     h_BLD = model.enter(inputs_BLD.astype(model.config.compute_dtype))
     h_BLD, memory = model.advance(h_BLD, memory, first_BL, length_B)
     return model.drop_rows(h_BLD), memory
-
-
-def read_in_sequence(
-    model: TransformerXL,
-    h_BTD: Array,
-    memory: AnyMemory,
-    first_BT: Array | None,
-    length_B: Array | None,
-    L: int,
-) -> tuple[Array, AnyMemory]:
-    """Returns (h_BTD, memory) after reading the segments one after the other."""
-    B, T = h_BTD.shape[:2]
-    first_BT = jnp.zeros((B, T), bool) if first_BT is None else first_BT
-    length_B = jnp.full(B, T, jnp.int32) if length_B is None else length_B
-
-    def cut(x_BT: Array) -> Array:
-        x_BSL = x_BT.reshape(B, T // L, L, *x_BT.shape[2:])
-        return jnp.swapaxes(x_BSL, 0, 1)
-
-    def read_one(model: TransformerXL, memory: AnyMemory, segment: Any) -> Any:
-        return model.advance(segment[0], memory, *segment[1:])[::-1]
-
-    length_SB = jnp.clip(length_B - jnp.arange(0, T, L)[:, None], 0, L)
-    scan: Any = nn.scan(
-        read_one,
-        variable_broadcast="params",
-        split_rngs={"params": False, "dropout": True},
-    )
-    memory, h_SBLD = scan(model, memory, (cut(h_BTD), cut(first_BT), length_SB))
-    return jnp.swapaxes(h_SBLD, 0, 1).reshape(h_BTD.shape), memory

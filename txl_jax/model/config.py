@@ -80,11 +80,6 @@ class ModelConfig:
         one_of(("empty", "zeros")),
         help="Memory at the start: none, or zeros that every token attends to.",
     )
-    recurrence: str = field(
-        "below",
-        one_of(("below", "same")),
-        help='Layer whose states a memory keeps; "same" reads segments in sequence.',
-    )
     clamp_len: int = field(
         0, help="Larger distances count as this one. 0 sets no limit."
     )
@@ -207,18 +202,10 @@ class ModelConfig:
             "model.fast_weights absorbs states that leave a memory: set mem_len above "
             "0",
         )
-        self._refuse_together("fast_weights", "recurrence", "initial_memory")
-
-    def _refuse_together(self, kind: str, *others: str) -> None:
-        """Raises UserError for a kind of memory beside other fields that are set."""
-        size, wrong = getattr(self, kind), []
-        for name in others:
-            if (value := getattr(self, name)) != getattr(ModelConfig, name):
-                wrong.append(f"model.{name} = {value!r}")
         refuse(
-            size and wrong,
-            f"model.{kind} = {size} does not combine with {' or '.join(wrong)}: leave "
-            "one of them out",
+            self.fast_weights and self.initial_memory == "zeros",
+            'model.fast_weights does not combine with model.initial_memory = "zeros": '
+            "leave one of them out",
         )
 
     @property
@@ -243,14 +230,6 @@ class ModelConfig:
         return [
             self.embed_size // self.div_val**g for g in range(len(self.cutoffs) + 1)
         ]
-
-    @property
-    def in_sequence(self) -> str:
-        """The field that makes a segment need all layers of the one before, or "".
-
-        Such segments cannot be computed together.
-        """
-        return 'model.recurrence = "same"' if self.recurrence == "same" else ""
 
     @property
     def compute_dtype(self) -> "np.dtype[Any]":

@@ -28,18 +28,16 @@ def needed_flops(
     own, memory = layer_products(config, L)
     own, memory = B * own, B * memory
     own += sum(vocabulary_products(config, B * L))
-    projected = 2 * config.n_layer * config.d_model * config.n_head * config.d_head
     fast = 0.0
     if config.fast_weights:
         fast = B * L * config.n_layer * fast_products(config, training)
     if not training:
-        # Outputs are projected too.
-        own += 2 * B * L * projected if config.recurrence == "same" else 0
         return own + fast
     memory *= 3 if config.pre_lnorm else 2
     if config.position == "transformer_xl":
         R = distances(config, config.mem_len + together * L)
-        memory += 2 * projected * R
+        HA = config.n_head * config.d_head
+        memory += 2 * (2 * config.n_layer * config.d_model * HA) * R
     return 3 * own + memory / together + fast
 
 

@@ -14,7 +14,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Layout, Params
 from txl_jax.model.memory.interval import count_filled, initially_filled, window
 from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.memory.protocol import Kept, Kind, MemoryLike
+from txl_jax.model.memory.protocol import Kind, MemoryLike
 from txl_jax.model.memory.ring import RingMemory
 
 
@@ -41,12 +41,6 @@ class CacheLayer:
         """
         L = own.q_BLHA.shape[1]
         return own.k_BKHA[:, :L], own.v_BKHA[:, :L]
-
-    def keep_output(
-        self, config: ModelConfig, params: Params, kept: Array, h_BLD: Array
-    ) -> Array:
-        """Returns the layer's output, h_BLD."""
-        return h_BLD
 
 
 @flax.struct.dataclass
@@ -151,13 +145,6 @@ class HiddenStates(Kind):
     For one token at a time, these are in rings.
     """
 
-    layout = "separate"
-
-    @property
-    def by_segments(self) -> bool:  # type: ignore[override]
-        """Whether a layer reads its own outputs, of earlier segments."""
-        return self.config.recurrence == "same"
-
     @property
     def restarts(self) -> bool:  # type: ignore[override]
         """Whether no document sees zeros, which only a segment's first one does."""
@@ -191,17 +178,6 @@ class HiddenStates(Kind):
         memory = memory.show_zeros(first_BL[:, 0])
         return memory, first_BL.at[:, 0].set(False)
 
-    def keep(self, layer: Any, kept: Kept, h_BLD: Array, params: Params) -> Kept:
-        """Returns the layer's input, or with recurrence = "same" its output.
-
-        With outputs (Ding et al. 2021, ERNIE-Doc, equation 5), each segment lengthens
-        the reach by a segment, without limit, and layer n of a segment needs layer n of
-        the one before: segments are read one after the other.
-        """
-        if self.config.recurrence == "below":
-            return kept
-        return layer.keep_output(self.config, params, kept, h_BLD)
-
 
 class ExtendedStates(HiddenStates):
     """The paper's memory, and more beside it."""
@@ -219,4 +195,4 @@ class ExtendedStates(HiddenStates):
     ) -> MemoryLike:
         """Returns empty keys and values, and more beside them; see `Kind`."""
         local = super().empty_fixed(params, batch_size, tgt_len, window_len)
-        return self.extend(local, self.layout)
+        return self.extend(local, "separate")

@@ -79,21 +79,6 @@ class KeyValues:
         L, (k_BKHA, v_BKHA) = own.q_BLHA.shape[1], kept
         return k_BKHA[:, :L], v_BKHA[:, :L]
 
-    def keep_output(
-        self,
-        config: ModelConfig,
-        params: Params,
-        kept: tuple[Array, Array],
-        h_BLD: Array,
-    ) -> tuple[Array, ...]:
-        """Returns `kept` with the keys and values of the layer's output, h_BLD."""
-        outputs = project_states(config, params, h_BLD)
-        M = kept[0].shape[1] - h_BLD.shape[1]
-        return tuple(
-            jnp.concatenate([x_BKHA[:, :M], own_BLHA], axis=1)
-            for x_BKHA, own_BLHA in zip(kept, outputs, strict=True)
-        )
-
 
 @flax.struct.dataclass
 class KeyValueMemory:

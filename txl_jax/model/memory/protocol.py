@@ -7,7 +7,7 @@ from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Layout, Params
+from txl_jax.model.initializers import Params
 
 # The arrays that a layer's memory keeps of a segment; `append` takes all layers'.
 Kept = Any
@@ -85,15 +85,11 @@ class Kind(abc.ABC):
 
         begin     (memory, first_BL) -> same          a document starts
         open      memory -> CallMemory                the call reads
-        keep      kept, h_BLD -> kept                 in each layer
 
-    `CallMemory.append` then makes the next memory. By default, the memory of training
-    also serves evaluation and generation.
+    `CallMemory.append` then makes the next memory.
     """
 
     field = ""  # the field of ModelConfig that selects this kind; "" = the paper's
-    layout: Layout = "stacked"  # the layout of fixed parameters
-    by_segments = False  # whether results depend on where segments begin
     # Whether a document gets the same results wherever in a segment it starts.
     restarts = True
 
@@ -109,6 +105,7 @@ class Kind(abc.ABC):
     def empty(self, batch_size: int) -> MemoryLike:
         """Returns the initial memory of a training."""
 
+    @abc.abstractmethod
     def empty_fixed(
         self, params: Params, batch_size: int, tgt_len: int, window_len: int = 0
     ) -> MemoryLike:
@@ -116,14 +113,13 @@ class Kind(abc.ABC):
 
         `params` are laid out by `calls.fixed_model`. window_len: see `KeyValues`.
         """
-        return self.empty(batch_size)
 
+    @abc.abstractmethod
     def one_token(self, params: Params, memory: Any) -> MemoryLike:
         """Returns a memory of any number of tokens for calls of one token.
 
         `params` are laid out by `calls.fixed_model`.
         """
-        return memory
 
     def begin(
         self, memory: AnyMemory, first_BL: Array | None
@@ -134,11 +130,3 @@ class Kind(abc.ABC):
     def open(self, memory: Any, call: Call) -> CallMemory:
         """Returns the memory as a call reads it."""
         return memory
-
-    def keep(self, layer: Any, kept: Kept, h_BLD: Array, params: Params) -> Kept:
-        """Returns what a layer keeps; called inside the layer's module.
-
-        kept: as the layer's memory returned it. h_BLD: the layer's output. params: of
-        its attention.
-        """
-        return kept

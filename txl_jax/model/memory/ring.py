@@ -158,15 +158,7 @@ class RingMemory:
 
     @classmethod
     def of(cls, config: ModelConfig, memory: KeyValueMemory) -> "RingMemory":
-        """Converts a KeyValueMemory.
-
-        Raises ValueError if results depend on where segments begin.
-        """
-        if config.recurrence == "same":
-            raise ValueError(
-                'model.recurrence = "same" has no memory for tokens one by one: read '
-                "the tokens of a segment together"
-            )
+        """Converts a KeyValueMemory."""
         M = memory.mem_len
         # XLA:CPU computes a head's product of A x M = 64 x 512 on one core and larger
         # ones on all cores: 544 slots take 0.7 of the time of 512.
