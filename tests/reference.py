@@ -214,7 +214,6 @@ def block(
     """Returns layer n's output h_LD; its input h_LD is the end of the context."""
     layer = _map(lambda leaf: leaf[n], params["layers"])
     attention, feed_forward = layer["attention"], layer["feed_forward"]
-    attention["buckets"] = params.get("buckets")
     shape_HA = attention["q"].shape[:2]
     u_HA, w_HA = (layer_bias(params.get(name), n, shape_HA) for name in "uw")
     norm = partial(layer_norm, epsilon=settings.layer_norm_epsilon)

@@ -38,7 +38,7 @@ CASES = [
     Case(8, 8, "filling", absent=("bias_HR",)),  # the paper's positions
     Case(7, 8, "random"),  # an odd number of queries and of keys
     Case(9, 8, "documents", absent=POSITION),  # rotary, or learned positions
-    Case(6, 9, "same_length", absent=BY_DISTANCE),  # ALiBi, T5
+    Case(6, 9, "same_length", absent=BY_DISTANCE),  # ALiBi
     Case(36, 40, "staircase", absent=("u_HA", "w_HA"), A=41),  # joined segments
     Case(24, 40, "empty", A=8),  # 64 keys
     Case(23, 40, "everything", absent=("w_HA",), B=3),  # 63 keys

@@ -26,7 +26,7 @@ OTHERS: list[dict[str, Any]] = [
     {"clamp_len": 2, "cutoffs": (5, 9), "div_val": 2},
     {"position": "shaw", "n_position": 4},
     {"position": "shaw_biased", "n_position": 4},
-    {**tiny.T5, **tiny.GATED},
+    tiny.GATED,
     {**UNTIED, "same_length": True},
 ]
 

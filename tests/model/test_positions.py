@@ -9,9 +9,8 @@ import pytest
 
 from tests import reference
 from tests.support import tiny
-from tests.support.reference_positions import bucket as reference_bucket
 from tests.support.tiny import assert_close
-from txl_jax.model.positions import bucket, encode_distances
+from txl_jax.model.positions import encode_distances
 
 # An angle of 4,096 radians has a spacing of 4.9e-4 in float32.
 LONG = 5e-4
@@ -26,12 +25,3 @@ def test_bfloat16_distinguishes_distances_beyond_256(clamp_len: int) -> None:
     rows = range((clamp_len or 4096) + 1)
     expected = [reference.position_encoding(row, 16, 0) for row in rows]
     assert_close(R_RD, np.stack(expected[::-1]), LONG)
-
-
-def test_buckets_are_those_of_t5() -> None:
-    """Their first distances are published for 32 buckets up to distance 128."""
-    first = [*range(16), *(16, 19, 21, 24, 27, 31, 35, 40)]
-    first += [46, 52, 59, 67, 77, 87, 99, 113]
-    for distance in range(1000):
-        newest = max(n for n, least in enumerate(first) if distance >= least)
-        assert bucket(distance) == newest == reference_bucket(distance)

@@ -36,7 +36,7 @@ VARIANTS: list[dict[str, Any]] = [
     # Fewer distances than keys, which this kernel does not support.
     {"position": "shaw_biased", "n_position": 20, "clamp_len": 3, "kernel": "chunked"},
     {"position": "none", "pre_lnorm": True},
-    {**tiny.T5, "kernel": "chunked", **tiny.GATED},
+    {**tiny.GATED, "kernel": "chunked"},
     {"position": "alibi", "clamp_len": 3, "kernel": "chunked", **tiny.MODERN},
     {"position": "rotary", "d_head": 4, "pre_lnorm": True, "feed_forward": "geglu"},
     {"position": "learned", "n_position": 6, "mem_len": 0},
@@ -47,7 +47,7 @@ VARIANTS: list[dict[str, Any]] = [
 OTHERS: list[dict[str, Any]] = [
     *tiny.SETTINGS[1:-1],
     {"mem_len": 0},
-    {"position": "t5", "dtype": "bfloat16", "clamp_len": 2, **tiny.GATED},
+    {"dtype": "bfloat16", "clamp_len": 2, **tiny.GATED},
     {"dtype": "bfloat16", "initial_memory": "zeros"},
     {**tiny.ALL, "mem_len": 3},
     {**CLUSTERS, "tie_projs": (False, True, True)},

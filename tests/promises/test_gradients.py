@@ -128,7 +128,7 @@ class Oracle:
 CASES = [
     Case({**tiny.ALL, "cutoffs": (5, 9), "div_val": 2, "untie_r": True}),
     Case({"position": "shaw_biased", "n_position": 5}),
-    Case({**tiny.T5, **tiny.GATED}),
+    Case(tiny.GATED),
     Case({"position": "rotary", "d_head": 4, **tiny.MODERN}),
     Case({"untie_r": True}, S),
 ]

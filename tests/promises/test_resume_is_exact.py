@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.promise("Resume is exact"), pytest.mark.exact_bits]
 
 
 ACROSS = kills.UNIFORM | {"train.gradient_segments": 2, "train.varlen": False}
-# Gates and buckets.
+# Gates and ALiBi.
 KINDS = kills.UNIFORM | {f"model.{name}": x for name, x in tiny.KINDS.items()}
 FAST = kills.UNIFORM | {"model.fast_weights": True, "model.dtype": "bfloat16"}
 

@@ -60,20 +60,7 @@ def at_distance(
         distance = min(distance, clamp_len) if clamp_len > 0 else distance
         # Scores are divided by the root of A; the published biases are not.
         return np.zeros(A), -ALIBI_SLOPES[len(w_HA)][h] * distance * math.sqrt(A)
-    if position == "t5":
-        distance = min(distance, clamp_len) if clamp_len > 0 else distance
-        bias_U = attention["buckets"][h]
-        bias = bias_U[bucket(distance)]
-        return np.zeros(A), bias * math.sqrt(A)  # not divided, as with ALiBi
     return np.zeros(A), 0.0
-
-
-def bucket(distance: int, n_bucket: int = 32, max_distance: int = 128) -> int:
-    """Returns T5's bucket: the last one that does not begin beyond the distance."""
-    exact = n_bucket // 2
-    ratio = (max_distance / exact) ** (1 / (n_bucket - exact))
-    smallest = [*range(exact), *(exact * ratio**k for k in range(n_bucket - exact))]
-    return max(k for k, least in enumerate(smallest) if distance >= least - 1e-9)
 
 
 def rotated(position: str, k_A: Array, distance: int) -> Array:

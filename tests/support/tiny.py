@@ -39,10 +39,9 @@ SIZES: dict[str, Any] = dict(vocab_size=V, n_layer=N, d_model=D, n_head=H, d_hea
 CONFIG = ModelConfig(**SIZES, d_inner=F, mem_len=5, dropout=0.0, kernel="xla")
 ALL: dict[str, Any] = {"clamp_len": 3, "same_length": True, "pre_lnorm": True}
 MODERN: dict[str, Any] = {"norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
-T5: dict[str, Any] = {"position": "t5"}
 GATED: dict[str, Any] = {"gate": "gru", "pre_lnorm": True}
 # The later changes to the layers, together.
-KINDS: dict[str, Any] = {**T5, **GATED}
+KINDS: dict[str, Any] = {**GATED, "position": "alibi"}
 FAST: dict[str, Any] = {"fast_weights": True}
 SETTINGS: list[dict[str, Any]] = [
     {},

@@ -111,7 +111,6 @@ VARIANTS = {
     **shapes(feed_forward="swiglu", qk_norm=True, **tiny.GATED),
     **shapes(),
     **shapes(position="shaw_biased", n_position=5),
-    **shapes(**tiny.T5),
     **shapes(position="learned", n_position=5, mem_len=0),
 }
 MATRICES = {

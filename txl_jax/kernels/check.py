@@ -15,7 +15,7 @@ from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 # The largest error of an array relative to its largest element. Chips approximate
 # exponentials; a wrong index, mask or tile causes errors of several percent.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 3e-2}
-# Absent terms: the bias, as in the paper; all but the bias, as in ALiBi and T5.
+# Absent terms: the bias, as in the paper; all but the bias, as in ALiBi.
 ABSENT = (("bias_HR",), ("r_RHA", "u_HA", "w_HA"))
 # With and without dropout, as in training and in evaluation. `cudnn` has none.
 RATES = (0.1, 0.0)

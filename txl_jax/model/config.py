@@ -19,7 +19,6 @@ POSITIONS = (
     "learned",  # Al-Rfou et al. 2018: absolute, added to each layer's input
     "rotary",  # Su et al. 2021: queries and keys are rotated by their positions
     "alibi",  # Press et al. 2022: scores fall linearly with distance
-    "t5",  # Raffel et al. 2020: a bias for each bucket of distances
     "none",
 )
 ABSOLUTE_POSITIONS = ("sinusoidal", "learned")

@@ -3,10 +3,9 @@
 Relative schemes (section 3.3) depend on distances only, so tokens may move from a
 segment into the memory. Absolute schemes number a segment's tokens from 0.
 
-Dims: P learned positions, U buckets of distances.
+Dims: P learned positions.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,17 +18,13 @@ from txl_jax.kernels.product import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import MakeWeight
 
-# T5's number of buckets, and the distance from which on all are in the last one.
-N_BUCKET, MAX_DISTANCE = 32, 128
-
-Biases = dict[str, Array]  # by name, [H, A], or [H, U] for T5
+Biases = dict[str, Array]  # by name, [H, A]
 
 
 class Scheme(NamedTuple):
     """The terms of a scheme; all fields but the first two are functions or None.
 
-    biases: names of the parameters created outside the layers: [H, A] is added to
-        queries, and [H, U] to scores.
+    biases: names of the parameters created outside the layers, [H, A].
     untied: each layer has its own biases, regardless of untie_r.
     encoding: (config, K) -> R_RD, shared by all layers, dropped out like embeddings.
     terms: (config, make, R_RD, biases, K) -> PositionTerms of a layer.
@@ -114,38 +109,6 @@ def alibi(
     return PositionTerms(bias_HR=-slope_H[:, None] * distance_R)
 
 
-def t5(
-    config: ModelConfig, make: MakeWeight, R_RD: None, biases: Biases, K: int
-) -> PositionTerms:
-    """Returns a learned bias for each bucket of distances (Raffel et al. 2020).
-
-    Scores are divided by sqrt(A), unlike T5's; the bias, as in `alibi`, is not.
-    """
-    R = min(distances(config, K), MAX_DISTANCE + 1)
-    buckets = [bucket(distance) for distance in range(R - 1, -1, -1)]
-    bias_HU = biases["buckets"].astype(jnp.float32) * config.d_head**0.5
-    return PositionTerms(bias_HR=bias_HU[:, jnp.array(buckets)])
-
-
-def bucket(distance: int) -> int:
-    """Returns the bucket of a distance, 0 to N_BUCKET - 1.
-
-    The first half of the buckets have one distance each. The others grow by a constant
-    factor up to MAX_DISTANCE; all greater distances are in the last one.
-    """
-    half = N_BUCKET // 2
-    if distance < half:
-        return distance
-    share = math.log(distance / half) / math.log(MAX_DISTANCE / half)
-    return min(half + int(share * (N_BUCKET - half)), N_BUCKET - 1)
-
-
-def bias_shape(config: ModelConfig) -> tuple[int, int]:
-    """Returns the shape of the scheme's biases: [H, A], or [H, U] for T5."""
-    size = N_BUCKET if config.position == "t5" else config.d_head
-    return config.n_head, size
-
-
 def alibi_slopes(H: int) -> list[float]:
     """Returns the slope of each head: 2^(-8/H), 2^(-16/H), ..., 2^-8.
 
@@ -188,7 +151,6 @@ SCHEMES = {
     "shaw_biased": Scheme(biases=("u",), untied=True, terms=shaw_biased),
     "rotary": Scheme(rotate=rotate),
     "alibi": Scheme(terms=alibi),
-    "t5": Scheme(biases=("buckets",), terms=t5),
     "sinusoidal": Scheme(embeddings=sinusoidal),
     "learned": Scheme(inputs=learned),
     "none": Scheme(),

@@ -16,7 +16,7 @@ from txl_jax.model.initializers import Layout, initial, keep_sums
 from txl_jax.model.memory.interval import count_keys, find_oldest
 from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.memory.protocol import AnyMemory, Call, Kept
-from txl_jax.model.positions import SCHEMES, bias_shape
+from txl_jax.model.positions import SCHEMES
 
 
 class TransformerXL(nn.Module):
@@ -57,12 +57,9 @@ class TransformerXL(nn.Module):
         self.drop_R = Dropout(config.dropout)
 
     def _make_bias(self, name: str) -> Array:
-        """Returns a bias of every layer: u, w (the paper's v) or T5's `buckets`.
-
-        Its shape is [N, *bias_shape]; for T5's, A is the number of buckets.
-        """
+        """Returns a bias of every layer: u or w (the paper's v)."""
         config = self.config
-        N, (H, A) = config.n_layer, bias_shape(config)
+        N, H, A = config.n_layer, config.n_head, config.d_head
         if config.untie_r or self.scheme.untied:
             return self.param(name, initial(config, "NHA"), (N, H, A))
         bias_HA = self.param(name, initial(config, "HA"), (H, A))

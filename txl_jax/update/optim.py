@@ -262,7 +262,7 @@ def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
 
 
 # Weight decay excludes norms and biases, including the attention's.
-UNDECAYED = {"scale", "bias", "cluster_bias", "distance_bias", "buckets", "u", "w"}
+UNDECAYED = {"scale", "bias", "cluster_bias", "distance_bias", "u", "w"}
 
 
 def _decay(config: OptimConfig) -> Parts:
