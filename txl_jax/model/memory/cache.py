@@ -1,6 +1,5 @@
 """The paper's memory: each layer's inputs from earlier segments (section 3.2)."""
 
-import abc
 import dataclasses
 from typing import Any
 
@@ -11,7 +10,7 @@ from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Layout, Params
+from txl_jax.model.initializers import Params
 from txl_jax.model.memory.interval import count_filled, initially_filled, window
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.memory.protocol import Kind, MemoryLike
@@ -123,22 +122,6 @@ class Memory:
         return Memory(h_NBMD, jnp.where(where_B, self.mem_len, self.filled_B))
 
 
-class Extended:
-    """A memory with another one, `local`, in it."""
-
-    local: Any  # a MemoryLike
-
-    @property
-    def mem_len(self) -> int:
-        """The length M of the local memory."""
-        return self.local.mem_len
-
-    @property
-    def filled_B(self) -> Array:
-        """The visible slots of the local memory."""
-        return self.local.filled_B
-
-
 class HiddenStates(Kind):
     """The paper's memory; with fixed parameters keys and values.
 
@@ -177,22 +160,3 @@ class HiddenStates(Kind):
             return memory, first_BL
         memory = memory.show_zeros(first_BL[:, 0])
         return memory, first_BL.at[:, 0].set(False)
-
-
-class ExtendedStates(HiddenStates):
-    """The paper's memory, and more beside it."""
-
-    @abc.abstractmethod
-    def extend(self, local: MemoryLike, layout: Layout) -> MemoryLike:
-        """Returns an `Extended` memory that has seen nothing."""
-
-    def empty(self, batch_size: int) -> MemoryLike:
-        """Returns the initial memory of a training."""
-        return self.extend(super().empty(batch_size), "stacked")
-
-    def empty_fixed(
-        self, params: Params, batch_size: int, tgt_len: int, window_len: int = 0
-    ) -> MemoryLike:
-        """Returns empty keys and values, and more beside them; see `Kind`."""
-        local = super().empty_fixed(params, batch_size, tgt_len, window_len)
-        return self.extend(local, "separate")

@@ -32,8 +32,8 @@ from jax import Array
 
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Layout, Params, feature_norm, initial, normal
-from txl_jax.model.memory.cache import Extended, ExtendedStates
+from txl_jax.model.initializers import Params, feature_norm, initial, normal
+from txl_jax.model.memory.cache import HiddenStates
 from txl_jax.model.memory.interval import count_filled, find_oldest, window
 from txl_jax.model.memory.protocol import Call, Kept, MemoryLike
 
@@ -61,9 +61,10 @@ class Writes(NamedTuple):
 
 
 @flax.struct.dataclass
-class FastMemory(Extended):
+class FastMemory:
     """A local memory, and the fast weights of all older states of the document.
 
+    local: a `Memory`, keys and values, or rings of them.
     S_NBHUA, k_NBHA: the matrices, and the key of the newest state that has left, 0 if
         it was not written (float32).
     rate_NBMHJ: the rates of the local memory's states, if it has only keys and values.
@@ -76,6 +77,16 @@ class FastMemory(Extended):
     k_NBHA: Array
     rate_NBMHJ: Array | None
     read_B: Array
+
+    @property
+    def mem_len(self) -> int:
+        """The length M of the local memory."""
+        return self.local.mem_len
+
+    @property
+    def filled_B(self) -> Array:
+        """The visible slots of the local memory."""
+        return self.local.filled_B
 
 
 class OpenFast(NamedTuple):
@@ -286,22 +297,31 @@ def invert(T_PBHCC: Array) -> Array:
     return 2 * inverse_PBHCC - times(inverse_PBHCC, rest_PBHCC)
 
 
-class Fast(ExtendedStates):
+class Fast(HiddenStates):
     """The paper's memory, and fast weights."""
 
     field = "fast_weights"
 
-    def extend(self, local: MemoryLike, layout: Layout) -> FastMemory:
+    def empty(self, batch_size: int) -> FastMemory:
+        """Returns the initial memory of a training."""
+        return self._extend(super().empty(batch_size), None)
+
+    def empty_fixed(
+        self, params: Params, batch_size: int, tgt_len: int, window_len: int = 0
+    ) -> FastMemory:
+        """Returns empty keys and values, and fast weights; see `Kind`."""
+        local = super().empty_fixed(params, batch_size, tgt_len, window_len)
+        sizes = self.config.n_layer, batch_size, local.mem_len, self.config.n_head, 2
+        return self._extend(local, jnp.zeros(sizes, jnp.float32))
+
+    def _extend(self, local: MemoryLike, rate_NBMHJ: Array | None) -> FastMemory:
         """Returns a local memory, and fast weights that have seen nothing."""
-        config, B, M = self.config, len(local.filled_B), local.mem_len
+        config, B = self.config, len(local.filled_B)
         N, H, A = config.n_layer, config.n_head, config.d_head
-
-        def zero(*shape: int) -> Array:
-            return jnp.zeros((N, B, *shape), jnp.float32)
-
-        rate_NBMHJ = zero(M, H, 2) if layout == "separate" else None
-        read_B = jnp.zeros(B, jnp.int32)
-        return FastMemory(config, local, zero(H, A, A), zero(H, A), rate_NBMHJ, read_B)
+        S_NBHUA = jnp.zeros((N, B, H, A, A), jnp.float32)
+        k_NBHA = jnp.zeros((N, B, H, A), jnp.float32)
+        none_B = jnp.zeros(B, jnp.int32)
+        return FastMemory(config, local, S_NBHUA, k_NBHA, rate_NBMHJ, none_B)
 
     def one_token(self, params: Params, memory: FastMemory) -> MemoryLike:
         """Returns the memory with rings of keys and values."""
