@@ -3,7 +3,7 @@
     python -m txl_jax.main --config=experiments/quickstart.py
 
 Not in the paper: 675,712 parameters read 2.5 million of the corpus's 10.8 million bytes
-in under five minutes on 2 cores. Expected: about 2.0 bits per byte on the test files,
+in one to three minutes on 2 cores. Expected: about 2.0 bits per byte on the test files,
 below the order-2 and order-3 models of all the training bytes. The memory in evaluation
 is four times longer than in training.
 """

@@ -286,14 +286,12 @@ def test_pages_state_the_committed_numbers() -> None:
         page = " ".join((ROOT / name).read_text("utf-8").split())
         assert text in page, (name, text)
     lines = (ROOT / "experiments/benchmarks/results.jsonl").read_text("utf-8")
-    sides = [
-        case["sides"]
+    committed = [
+        [case["sides"][x + kind]["tokens_per_second"] for x in ("ours", "peer")]
         for line in map(json.loads, lines.splitlines())
         for case in line["cases"]
-        if {"ours", "peer"} <= {*case["sides"]}
-    ]
-    committed = [
-        [each[name]["tokens_per_second"] for name in ("ours", "peer")] for each in sides
+        for kind in ("", ", float32", ", bfloat16")
+        if {f"ours{kind}", f"peer{kind}"} <= {*case["sides"]}
     ]
     number = r"([\d,.]+) tokens/s"
     readme = (ROOT / "README.md").read_text("utf-8")
