@@ -47,11 +47,17 @@ def test_kill_and_resume_is_bit_identical(
     assert killed.result() == straight.result()
 
 
+PER_CALL = "train.segments_per_call"
+
+
 @pytest.mark.long
 def test_the_number_of_updates_in_a_call_changes_no_bit(tmp_path: Path) -> None:
     """One run has calls of two updates and of one, the other only calls of one."""
-    mixed, single = kills.Run(tmp_path / "mixed"), kills.Run(tmp_path / "single")
-    mixed.finish(), single.finish("--config.train.segments_per_call=2")
+    mixed, single = (
+        kills.Run(tmp_path / str(count), fields=kills.FIELDS | {PER_CALL: count})
+        for count in (4, 2)
+    )
+    mixed.finish(), single.finish()
     assert single.result() == mixed.result()
 
 
