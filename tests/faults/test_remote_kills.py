@@ -33,11 +33,12 @@ class Pair:
         self.flags += ["--config.checkpoint.every_steps=10"]
 
     def start(self, *more: str, workdir: str = "", count: int = 2) -> Processes:
-        """Starts the processes, undisturbed."""
+        """Starts the processes, undisturbed; `more` flags replace the others."""
         for proxy in self.proxies:
             proxy.hook, proxy.calls = let_pass, []
         environments = [proxy.environment() for proxy in self.proxies]
-        flags = [*self.flags, f"--workdir={workdir or self.workdir}", *more]
+        all_flags = *self.flags, f"--workdir={workdir or self.workdir}", *more
+        flags = {flag.partition("=")[0]: flag for flag in all_flags}.values()
         return Processes(self.folder, *flags, count=count, environments=environments)
 
     def result(self, workdir: str = "") -> dict[str, Any]:
