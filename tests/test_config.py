@@ -22,7 +22,7 @@ from txl_jax.model import config as model
 from txl_jax.model import positions
 from txl_jax.update import optim
 from txl_jax.update import options as update
-from txl_jax.workdir.claim import check_same_run
+from txl_jax.workdir.run_record import check_same_run
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 EXPERIMENTS = sorted([*FOLDER.glob("[!_]*.py"), *FOLDER.glob("ablations/[!_]*.py")])

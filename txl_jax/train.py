@@ -31,8 +31,8 @@ from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import check_streams, host_rows, place_segments
 from txl_jax.update.state import Metrics, TrainState, Updater, abstract_segments
 from txl_jax.update.step import REASONS, make_updater
-from txl_jax.workdir.fit import NO_TOKENS, TokenIds
 from txl_jax.workdir.folder import METRICS
+from txl_jax.workdir.resolve import NO_TOKENS, TokenIds
 from txl_jax.workdir.staging import Staging
 
 # Where a call starts or ends: the number of updates before, and the data's position.

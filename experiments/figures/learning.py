@@ -22,8 +22,8 @@ from txl_jax.errors import UserError
 from txl_jax.report.log import read_metrics
 from txl_jax.report.plots import empty
 from txl_jax.runtime.storage import write_atomically
-from txl_jax.workdir.claim import read_run
 from txl_jax.workdir.folder import METRICS, RUN
+from txl_jax.workdir.run_record import read_run
 
 from . import program
 

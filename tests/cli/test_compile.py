@@ -28,7 +28,7 @@ from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import shards
 from txl_jax.update.state import abstract_params, parameter_count
-from txl_jax.workdir.fit import find_vocab, fit_mesh
+from txl_jax.workdir.resolve import find_vocab, fit_mesh
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,

@@ -10,7 +10,7 @@ from txl_jax.cli.evaluate_split import compare, per_unit
 from txl_jax.data.options import DataConfig
 from txl_jax.data.tokens import prepare
 from txl_jax.evaluate.options import EvalConfig, parse_sweep
-from txl_jax.workdir.fit import warn_of_rotations
+from txl_jax.workdir.resolve import warn_of_rotations
 
 # 9 words on 4 lines of 12, 13, 1 and 14 bytes.
 LINES = "the cat sat\non the mat  \n\n a naïve cat\n"

@@ -47,7 +47,7 @@ from txl_jax.generate import texts
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.paper import table
 from txl_jax.report import log
-from txl_jax.workdir import claim
+from txl_jax.workdir import run_record
 
 pytestmark = pytest.mark.promise("User errors are one line")
 
@@ -239,7 +239,9 @@ READERS: dict[str, Reader] = {
     "record": Reader("record/metadata", read_record, RECORD),
     "config.json": Reader("config.json", configs.load_json, CONFIG),
     "run.json": Reader(
-        "run.json", lambda x: claim.check_trainable(x.parent, configs.Config()), RUN
+        "run.json",
+        lambda x: run_record.check_trainable(x.parent, configs.Config()),
+        RUN,
     ),
     "metrics.jsonl": Reader(
         "metrics.jsonl",

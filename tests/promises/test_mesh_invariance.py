@@ -29,7 +29,7 @@ from txl_jax.update import optim
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import TrainState
 from txl_jax.update.step import make_updater
-from txl_jax.workdir.fit import TokenIds
+from txl_jax.workdir.resolve import TokenIds
 
 pytestmark = pytest.mark.promise("The mesh does not change the numbers")
 

@@ -13,8 +13,8 @@ from tests.support.trained import command
 from txl_jax.convert.release import read_release
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.workdir import release_file
-from txl_jax.workdir.fit import NO_TOKENS
 from txl_jax.workdir.release_file import packaged
+from txl_jax.workdir.resolve import NO_TOKENS
 
 CARD = (Path(__file__).parents[2] / "docs/models.md").read_text("utf-8")
 LINES = """\

@@ -14,8 +14,8 @@ from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.runtime import storage
-from txl_jax.workdir.claim import last_step
 from txl_jax.workdir.folder import METRICS, find_workdir
+from txl_jax.workdir.run_record import last_step
 from txl_jax.workdir.staging import Staging
 
 FIXTURES = remote, shared_store, store

@@ -26,7 +26,7 @@ from txl_jax.sharding.rules import check_streams
 from txl_jax.train import step_segments
 from txl_jax.update.state import abstract_segments, like_params
 from txl_jax.update.step import make_updater
-from txl_jax.workdir.fit import find_vocab, fit_mesh
+from txl_jax.workdir.resolve import find_vocab, fit_mesh
 
 
 class Steps(NamedTuple):

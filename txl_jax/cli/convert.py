@@ -25,11 +25,11 @@ from txl_jax.report.log import say, waiting
 from txl_jax.runtime import storage
 from txl_jax.runtime.storage import Json
 from txl_jax.update.state import parameter_count
-from txl_jax.workdir import claim, folder
-from txl_jax.workdir.claim import IMPORTED
-from txl_jax.workdir.fit import imported_config
+from txl_jax.workdir import folder, run_record
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.release_file import check_config
+from txl_jax.workdir.resolve import imported_config
+from txl_jax.workdir.run_record import IMPORTED
 
 INCOMPLETE = "incomplete"  # on gs://, a file in the folder of an unfinished import
 # Entries of run.json, and of its first start, that are exported.
@@ -164,7 +164,7 @@ def make_release(loaded: Loaded, workdir: Path) -> Release:
     """Returns a model without folders, files and devices of this machine."""
     local = {name: config.FIELDS[name].default for name in config.LOCAL}
     fields = dataclasses.asdict(config.with_values(loaded.config, local))
-    run = claim.read_run(workdir)
+    run = run_record.read_run(workdir)
     run |= run["starts"][0] if run else {}
     origin = {name: run[name] for name in ORIGIN if name in run}
     if imported := origin.get(IMPORTED):

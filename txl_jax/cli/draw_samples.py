@@ -15,8 +15,8 @@ from txl_jax.generate.sampler import SHOWN, Reading
 from txl_jax.report.log import json_lines, say, writing
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json
-from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
+from txl_jax.workdir.resolve import warn_of_rotations
 
 
 def generate_samples(loaded: Loaded) -> Json:

@@ -31,8 +31,8 @@ from txl_jax.report.log import Progress, aligned, say
 from txl_jax.runtime import storage
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import check_streams
-from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
+from txl_jax.workdir.resolve import warn_of_rotations
 from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
 
 STATISTICS = "dynamic.npz"  # r of every parameter, and a key of its inputs

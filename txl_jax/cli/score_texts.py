@@ -19,8 +19,8 @@ from txl_jax.evaluate.options import STDIN, ScoreConfig
 from txl_jax.evaluate.score import EVAL_FIELDS, Document, Results, describe, split
 from txl_jax.report.log import Progress, json_lines, require_other, say, writing
 from txl_jax.runtime.storage import Json
-from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
+from txl_jax.workdir.resolve import warn_of_rotations
 from txl_jax.workdir.scoring import ReadTexts, open_reader
 
 

@@ -25,10 +25,10 @@ from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.train import TrainingParts, make_parts, step_segments, train
 from txl_jax.update.state import parameter_count
-from txl_jax.workdir import claim, fit
-from txl_jax.workdir.fit import NO_TOKENS, TokenIds
+from txl_jax.workdir import resolve, run_record
 from txl_jax.workdir.folder import METRICS, RESULT
 from txl_jax.workdir.load import initial_data, load_fitted, load_initial
+from txl_jax.workdir.resolve import NO_TOKENS, TokenIds
 from txl_jax.workdir.staging import locked, writing
 
 
@@ -72,7 +72,7 @@ def trained(
             stack.enter_context(locked(workdir))
         with distributed.first_before_others():
             count = parameter_count(parts.updater.like.params)
-            start = claim.claim(workdir, saved, tokens, count)
+            start = run_record.claim(workdir, saved, tokens, count)
         options = dataclasses.asdict(saved)
         send_line = viewers.open_wandb(config.run.wandb, workdir, start, options)
         if (rise := config.optim.warmup_steps) > config.train.num_steps:
@@ -90,7 +90,7 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> PlannedRun:
     if the config does not fit the corpus, the machine or the workdir.
     """
     data = initial_data(config, workdir)
-    claim.check_trainable(workdir, config)
+    run_record.check_trainable(workdir, config)
     if config.data.path and not storage.is_remote(workdir):
         require_apart(config.data.path, workdir)
     tokens = prepare(data)
@@ -99,11 +99,11 @@ def plan_run(config: Config, workdir: Path, keep_prompt: bool) -> PlannedRun:
     texts = {x: tokens.split(x) for x in dict.fromkeys(("train", "valid", split))}
     distributed.require_equal({"the corpus": tokens.manifest["splits"]})
     if not keep_prompt:
-        config = fit.fit_prompt(config, vocab, texts["train"])
-    fitted = fit.fit_vocab(config, vocab)
-    fit.warn_of_rotations(fitted)
-    mesh = fit.fit_mesh(fitted)
-    ids = fit.find_ids(fitted, vocab)
+        config = resolve.fit_prompt(config, vocab, texts["train"])
+    fitted = resolve.fit_vocab(config, vocab)
+    resolve.warn_of_rotations(fitted)
+    mesh = resolve.fit_mesh(fitted)
+    ids = resolve.find_ids(fitted, vocab)
     for text in (texts["valid"], texts[split]):
         check_length(config.eval.cut(text), config.eval.streams, "eval.streams")
     parts = make_parts(fitted, mesh, texts["train"], texts["valid"], ids)
@@ -134,8 +134,8 @@ def train_on(
     config.model.vocab_size must be set. ids: the tokens that the config names. For
     result and errors see `train.train`.
     """
-    claim.check_trainable(workdir, config)
-    mesh = fit.fit_mesh(config)
+    run_record.check_trainable(workdir, config)
+    mesh = resolve.fit_mesh(config)
     parts = make_parts(config, mesh, train_tokens, valid_tokens, ids)
     return train(parts, workdir, send_line, params)
 

@@ -50,8 +50,8 @@ from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json, say
 from txl_jax.report.plots import empty, finish
-from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.load import Loaded
+from txl_jax.workdir.resolve import warn_of_rotations
 from txl_jax.workdir.staging import writing
 
 WHOLE = "all"  # the sum of the terms a, b, c and d: the model's score

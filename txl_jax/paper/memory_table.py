@@ -60,7 +60,7 @@ from txl_jax.runtime.programs import Program, user_cache
 from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.update.state import abstract_segments
 from txl_jax.update.step import make_updater
-from txl_jax.workdir import claim
+from txl_jax.workdir import run_record
 from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.load import Loaded, load
 from txl_jax.workdir.staging import write_files
@@ -256,7 +256,7 @@ def repeated(text: bytes, distance: int) -> list[tuple[int, int]]:
 
 def costs(loaded: Loaded, row: Config, folder: Path) -> Json:
     """Returns parameters, bytes of state, speed and memory of the training."""
-    described = claim.read_run(folder)
+    described = run_record.read_run(folder)
     model, train = loaded.config.model, row.train
     # The compiler's figures for the device's bytes in an update of G segments.
     updater = make_updater(model, train, row.optim, loaded.mesh)

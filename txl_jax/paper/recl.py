@@ -44,9 +44,9 @@ from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import check_streams
 from txl_jax.update.state import parameter_count
 from txl_jax.workdir import load
-from txl_jax.workdir.claim import read_run, trained_on
-from txl_jax.workdir.fit import warn_of_rotations
 from txl_jax.workdir.folder import VOCAB, find_workdir, read_config
+from txl_jax.workdir.resolve import warn_of_rotations
+from txl_jax.workdir.run_record import read_run, trained_on
 from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
 
 EVAL_FIELDS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # fields of EvalConfig

@@ -50,9 +50,9 @@ from txl_jax.runtime.storage import Json
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.state import init_params
-from txl_jax.workdir.fit import find_vocab
 from txl_jax.workdir.folder import CONFIG
 from txl_jax.workdir.load import load
+from txl_jax.workdir.resolve import find_vocab
 from txl_jax.workdir.staging import write_files
 
 Way = Callable[[], Array]  # reads a few tokens

@@ -25,7 +25,7 @@ from txl_jax.paper.options import TABLES, TableConfig
 from txl_jax.report.log import Progress, say, spent_seconds, to_json
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
-from txl_jax.workdir import claim
+from txl_jax.workdir import run_record
 from txl_jax.workdir.folder import METRICS, RUN
 from txl_jax.workdir.load import load
 from txl_jax.workdir.staging import write_files
@@ -191,7 +191,7 @@ def describe_runs(workdirs: list[Path]) -> Json:
     """
     hours, revisions, devices, days = 0.0, set(), set(), set()
     for workdir in workdirs:
-        run = claim.read_run(workdir)
+        run = run_record.read_run(workdir)
         hours += sum(spent_seconds(workdir / METRICS).values()) / 3600
         with refusing_damage(workdir / RUN):
             for start in run.get("starts", []):

@@ -27,10 +27,15 @@ from txl_jax.report.log import say, waiting
 from txl_jax.runtime import storage
 from txl_jax.sharding.mesh import nearest_mesh
 from txl_jax.update.state import init_params, like_params
-from txl_jax.workdir.claim import check_same_run, read_run, saved_config, trained_on
-from txl_jax.workdir.fit import NO_TOKENS, TokenIds, find_ids, fit_mesh, fit_vocab
 from txl_jax.workdir.folder import CONFIG, VOCAB, find_workdir
 from txl_jax.workdir.release_file import load_config, packaged
+from txl_jax.workdir.resolve import NO_TOKENS, TokenIds, find_ids, fit_mesh, fit_vocab
+from txl_jax.workdir.run_record import (
+    check_same_run,
+    read_run,
+    saved_config,
+    trained_on,
+)
 
 
 class Loaded(NamedTuple):

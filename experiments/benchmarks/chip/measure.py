@@ -37,7 +37,7 @@ from txl_jax.runtime.programs import Program, record_loops
 from txl_jax.sharding.rules import place_segments
 from txl_jax.train import make_streams, step_segments
 from txl_jax.update.step import make_updater
-from txl_jax.workdir.fit import find_vocab
+from txl_jax.workdir.resolve import find_vocab
 
 Measure = Callable[[], Row]
 SECONDS, REPEATS = 0.8, 3  # the shortest repetition, and the number of repetitions

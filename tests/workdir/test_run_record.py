@@ -10,7 +10,7 @@ import pytest
 from tests.support.refusal import contents, refused
 from txl_jax import config as configs
 from txl_jax.checkpoint.save_restore import Checkpoints
-from txl_jax.workdir.claim import check_trainable, last_step
+from txl_jax.workdir.run_record import check_trainable, last_step
 
 pytestmark = pytest.mark.promise("Damage is noticed")
 
