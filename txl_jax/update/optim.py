@@ -1,5 +1,6 @@
 """Learning rates, optimizers and the average of the parameters, built from optax."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -7,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import optax.contrib
 from jax import Array
+from jax.typing import DTypeLike
 
+from txl_jax.kernels.product import product
 from txl_jax.model.initializers import Params
 from txl_jax.update.options import OptimConfig
 from txl_jax.update.state import Average
@@ -90,12 +92,12 @@ BETAS = (0.9, 0.999)
 EPSILON, LAMB_EPSILON = 1e-8, 1e-6
 
 
-def adam(config: OptimConfig) -> Parts:
+def adam(config: OptimConfig, _: DTypeLike) -> Parts:
     """Adam, with decoupled weight decay: it is added to the update."""
     return [optax.scale_by_adam(*BETAS, EPSILON), *_decay(config)]
 
 
-def lamb(config: OptimConfig) -> Parts:
+def lamb(config: OptimConfig, _: DTypeLike) -> Parts:
     """NVIDIA's LAMB; weight decay is added before the norm of the update is taken.
 
     Unlike `optax.lamb` (You et al. 2019), it has no bias correction, it clips the norm
@@ -182,60 +184,106 @@ def squares(tree: Params) -> Params:
     return sums
 
 
-def sgd(config: OptimConfig) -> Parts:
+def sgd(config: OptimConfig, _: DTypeLike) -> Parts:
     """PyTorch's SGD: weight decay is added to the clipped gradient."""
     return _decay(config)
 
 
-def muon(config: OptimConfig) -> Parts:
+def muon(config: OptimConfig, dtype: DTypeLike) -> Parts:
     """Muon (Jordan 2024) for the layers' matrices, Adam for all other parameters.
 
     Both have Nesterov's momentum. Updates have the size of Adam's (Liu et al. 2025),
-    so both take the same lr.
+    so both take the same lr. The products have dtype; bfloat16 is Jordan's.
     """
-    both = optax.contrib.muon(
-        learning_rate=-1.0,  # optax's scales by -learning_rate
-        eps=EPSILON,
-        adam_b1=BETAS[0],
-        adam_b2=BETAS[1],
-        muon_weight_dimension_numbers=_matrix_axes,
-        consistent_rms=0.2,
-    )
-    return [both, *_decay(config)]
+    parts = {
+        "matrices": scale_by_muon(dtype),
+        "others": optax.scale_by_adam(*BETAS, EPSILON, nesterov=True),
+    }
+    return [optax.partition(parts, _choose_part), *_decay(config)]
 
 
-# The (input, output) axes of the layers' stacked matrices; each layer has its own step.
-MATRIX_AXES = {
-    **dict.fromkeys(("q", "k", "v", "r"), (3, (1, 2))),  # NHAD
-    **dict.fromkeys(("o", "conv"), ((1, 2), 3)),  # NHAD or NCDX
-    "kernel": (1, 2),  # NDF or NFD
-}
+# The layers' matrices, [N, inputs or outputs .., the other dimension].
+MATRICES = {"q", "k", "v", "r", "o", "kernel"}
 
 
-def _matrix_axes(params: Params) -> Params:
-    """Returns MuonDimensionNumbers for the matrices, None for other parameters."""
-
-    def axes(
-        path: jax.tree_util.KeyPath, _: object
-    ) -> optax.contrib.MuonDimensionNumbers | None:
+def _choose_part(params: Params) -> Params:
+    def choose(path: jax.tree_util.KeyPath, _: object) -> str:
         names = [key.key for key in path if hasattr(key, "key")]
-        if "layers" not in names or names[-1] not in MATRIX_AXES:
-            return None
-        return optax.contrib.MuonDimensionNumbers(*MATRIX_AXES[names[-1]])
+        is_matrix = "layers" in names and names[-1] in MATRICES
+        return "matrices" if is_matrix else "others"
 
-    return jax.tree_util.tree_map_with_path(axes, params)
+    return jax.tree_util.tree_map_with_path(choose, params)
+
+
+class Momentum(NamedTuple):
+    """A running mean of `count` (int32) gradients."""
+
+    mu: Params
+    count: Array
+
+
+MOMENTUM = 0.95
+NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # the coefficients of x, (x x') x, (x x')^2 x
+
+
+def scale_by_muon(dtype: DTypeLike) -> optax.GradientTransformation:
+    """Returns optax.contrib.scale_by_muon for stacked matrices, with products in dtype.
+
+    optax's products have the momentum's dtype, float32, in which they can take as long
+    as the rest of a training step.
+    """
+
+    def init(params: Params) -> Momentum:
+        return Momentum(optax.tree.zeros_like(params), jnp.zeros((), jnp.int32))
+
+    def update(
+        grads: Params, state: Momentum, params: Params | None = None
+    ) -> tuple[Params, Momentum]:
+        mu = optax.tree.update_moment(grads, state.mu, MOMENTUM, 1)
+        count = state.count + 1
+        grads = optax.tree.bias_correction(grads, MOMENTUM, count)
+        mean = optax.tree.bias_correction(mu, MOMENTUM, count + 1)
+        ahead = optax.tree.update_moment(grads, mean, MOMENTUM, 1)
+        scale = functools.partial(orthogonalize, dtype=dtype)
+        return jax.tree.map(scale, ahead), Momentum(mu, count)
+
+    return optax.GradientTransformation(init, update)
+
+
+def orthogonalize(x_N: Array, dtype: DTypeLike) -> Array:
+    """Makes the singular values of stacked matrices nearly equal.
+
+    Five quintic iterations of Newton and Schulz; an entry's root mean square becomes
+    about 0.2, as in an update of Adam's.
+    """
+    x_NIO = x_N.reshape(len(x_N), -1, x_N.shape[-1])
+    if is_tall := x_NIO.shape[1] > x_NIO.shape[2]:
+        x_NIO = jnp.swapaxes(x_NIO, 1, 2)
+    norm = jnp.linalg.norm(x_NIO, axis=(1, 2), keepdims=True)
+    x_NIO = (x_NIO / (norm + EPSILON)).astype(dtype)
+    first, third, fifth = NEWTON_SCHULZ
+    for _ in range(5):
+        square_NIJ = product("NIO,NJO->NIJ", x_NIO, x_NIO)
+        power_NIJ = product("NIK,NKJ->NIJ", square_NIJ, square_NIJ)
+        polynomial_NIJ = third * square_NIJ + fifth * power_NIJ
+        x_NIO = first * x_NIO + product("NIJ,NJO->NIO", polynomial_NIJ, x_NIO)
+    x_NIO = 0.2 * max(x_NIO.shape[1:]) ** 0.5 * x_NIO.astype(x_N.dtype)
+    return (jnp.swapaxes(x_NIO, 1, 2) if is_tall else x_NIO).reshape(x_N.shape)
 
 
 OPTIMIZERS = {"adam": adam, "lamb": lamb, "muon": muon, "sgd": sgd}
 
 
-def make_optimizer(config: OptimConfig) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(
+    config: OptimConfig, dtype: DTypeLike = "float32"
+) -> optax.GradientTransformationExtraArgs:
     """Returns the clip and the optimizer; scale its updates by -lr.
 
-    `update` also takes grad_norm, the global norm of the gradients.
+    `update` also takes grad_norm, the global norm of the gradients. dtype: of Muon's
+    products.
     """
     clips = [clip(config.clip)] if config.clip else []
-    parts = [*clips, *OPTIMIZERS[config.optimizer](config)]
+    parts = [*clips, *OPTIMIZERS[config.optimizer](config, dtype)]
     return optax.chain(*(parts or [optax.identity()]))  # plain SGD has none
 
 

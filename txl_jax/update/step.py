@@ -64,7 +64,7 @@ def make_updater(
     mesh: Mesh,
 ) -> Updater:
     """Returns the Updater of a run on the mesh."""
-    optimizer = make_optimizer(optim_config)
+    optimizer = make_optimizer(optim_config, model_config.compute_dtype)
     add_to_average = make_average(optim_config)
     size, seed, averages = config.batch_size, config.seed, add_to_average is not None
     schedule = make_schedule(optim_config, config.num_steps)
