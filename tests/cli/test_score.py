@@ -6,7 +6,7 @@ The scores are invented: 1, 2, 3, ... Dims: T tokens of a document.
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,26 @@ import pytest
 
 from tests.support.refusal import refused
 from txl_jax.cli import score_texts
+from txl_jax.cli.score_texts import Document, split
 from txl_jax.data import files
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
 from txl_jax.evaluate.options import ScoreConfig
-from txl_jax.evaluate.score import Document, Results, split
+from txl_jax.evaluate.text_reader import Results
 
 WORDS = WordVocab(["<eos>", "<unk>", "the", "cat"])
 
 
 def count(
-    texts: Iterable[np.ndarray], prefix_T: np.ndarray
-) -> Iterator[Iterator[Results]]:
-    """Yields parts of four tokens, so that lines cross them."""
+    texts: Iterable[np.ndarray],
+    prefix_T: np.ndarray,
+    progress: Callable[[int], object],
+) -> Iterator[Results]:
     for tokens_T in texts:
         nll_T = np.arange(len(tokens_T), dtype=float) + len(prefix_T)
         nll_T[nll_T == 0] = np.nan
-        parts = (nll_T[at : at + 4] for at in range(0, len(nll_T), 4))
-        yield ({"nll": x, "hidden": np.ones((len(x), 2), np.float32)} for x in parts)
+        progress(len(tokens_T))
+        yield {"nll": nll_T, "hidden": np.ones((len(nll_T), 2), np.float32)}
 
 
 def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -107,17 +109,15 @@ def test_lines_are_documents(tmp_path: Path, text: str, expected: list[str]) -> 
     assert [each.name for each in documents] == names
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
-def test_characters_and_lines_may_cross_parts(size: int) -> None:
+def test_lines_and_tokens_of_characters_of_several_bytes() -> None:
     text = "aé\n\nnaïve 😀\nab"
     document = Document("text", ByteVocab().encode(text), len(text.encode()))
     nll_T = np.arange(len(document.tokens_T), dtype=np.float32)
-    nlls = [nll_T[at : at + size] for at in range(0, len(nll_T), size)]
-    lines = list(split("line", document, nlls, ByteVocab()))
+    lines = list(split("line", document, nll_T, ByteVocab()))
     assert [line["text"] for line in lines] == text.splitlines(keepends=True)
     assert [line["tokens"] for line in lines] == [4, 1, 12, 2]
     assert [line["total_nll_nats"] for line in lines] == [6, 4, 126, 35]
-    tokens = list(split("token", document, nlls, ByteVocab()))
+    tokens = list(split("token", document, nll_T, ByteVocab()))
     assert "".join(token["text"] for token in tokens) == text
     assert [token["nll"] for token in tokens] == nll_T.tolist()
 
@@ -141,10 +141,10 @@ def test_stdin_and_unknown_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfab\nba\n"))
     monkeypatch.setattr("sys.stdin", stdin)
     vocab = CharVocab("ab", of_bytes=True)
-    (document,) = score_texts.read_documents(ScoreConfig(), [None], vocab, drop=True)
+    (document,) = score_texts.read_documents(ScoreConfig(), [None], vocab, True)
     assert (document.name, document.bytes) == ("stdin", 6)
     assert document.tokens_T.tolist() == [0, 1, 1, 0]
-    (line,) = split("line", document, [np.ones(3), np.ones(1)], vocab)
+    (line,) = split("line", document, np.ones(4), vocab)
     assert line["text"] == "abba"
 
 
@@ -152,7 +152,7 @@ def test_files_that_cannot_be_scored_are_named(tmp_path: Path) -> None:
     (tmp_path / "1.txt").write_text("abba")
     (tmp_path / "2.txt").write_text("abc")
     documents = score_texts.read_documents(
-        ScoreConfig(), sorted(tmp_path.iterdir()), CharVocab("ab"), drop=False
+        ScoreConfig(), sorted(tmp_path.iterdir()), CharVocab("ab"), False
     )
     with refused("2.txt: character 'c' is not"):
         list(documents)

@@ -66,7 +66,7 @@ def test_numbers_are_written_with_spaces() -> None:
     tokens_T = np.array([5, 17, 99])
     assert vocab.decode(tokens_T) == "5 17 99"
     np.testing.assert_array_equal(vocab.encode(" 5\n17 99\n"), tokens_T)
-    assert vocabulary.spell(vocab.decode, tokens_T, 1) == [" 17", " 99"]
+    assert [*vocabulary.spell(vocab.decode, tokens_T, 1)] == [" 17", " 99"]
     assert vocabulary.find_token(vocab, "0") == 0
     with refused("number 100, which is not from 0 to 99: .* data.vocab_size"):
         vocab.encode("1 100")

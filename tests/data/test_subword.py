@@ -88,7 +88,7 @@ def test_tokens_of_bytes_spell_the_text(
     made = byte_fallback() if fallback else bpe
     tokens_T = made.encode(text)
     assert made.decode(tokens_T) == text
-    spelled = vocab.spell(made.decode, tokens_T)
+    spelled = [*vocab.spell(made.decode, tokens_T)]
     assert "".join(spelled) == text
     assert "".join(vocab.spell(made.decode, tokens_T, 9)) == "".join(spelled[9:])
     half_T = made.encode("a😀")[:-1]

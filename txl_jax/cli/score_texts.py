@@ -4,24 +4,36 @@ import io
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from txl_jax import metrics
 from txl_jax.cli.evaluate_split import describe_nll
 from txl_jax.data import files, number
 from txl_jax.data.encode import drops_newlines
 from txl_jax.data.number import NumberVocab
 from txl_jax.data.text import Meter
-from txl_jax.data.vocab import Vocab, report_unknown
+from txl_jax.data.vocab import Vocab, report_unknown, spell
 from txl_jax.errors import UserError, refuse
-from txl_jax.evaluate import score
 from txl_jax.evaluate.options import STDIN, ScoreConfig
-from txl_jax.evaluate.score import EVAL_FIELDS, Document, Results, describe, split
+from txl_jax.evaluate.text_reader import EVAL_FIELDS
 from txl_jax.report.log import Progress, json_lines, require_other, say, writing
 from txl_jax.runtime.storage import Json
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.resolve import warn_of_rotations
 from txl_jax.workdir.scoring import ReadTexts, open_reader
+
+# Entries of the scores that add up over documents.
+SUMS = ("tokens", "scored_tokens", "total_nll_nats", "bytes", "unknown_tokens")
+
+
+class Document(NamedTuple):
+    """A text to score."""
+
+    name: str
+    tokens_T: np.ndarray
+    bytes: int  # the size of the original text
 
 
 def score_texts(loaded: Loaded) -> Json:
@@ -30,12 +42,16 @@ def score_texts(loaded: Loaded) -> Json:
     read = open_reader(loaded, *(("nll", "hidden") if options.hidden else ("nll",)))
     texts = find_files(options)
     require_other(options.output, filter(None, texts), "score.output")
-    if vocab.kind == NumberVocab.kind:
-        documents = read_sequences(options, texts, vocab, config.data.dtype)
-    else:
-        refuse(config.data.dtype, "data.dtype is for numbers: leave it out")
-        drop = drops_newlines(config.data, vocab.kind)
-        documents = read_documents(options, texts, vocab, drop)
+    of_numbers = vocab.kind == NumberVocab.kind
+    refuse(
+        of_numbers and (options.lines or None in texts),
+        "score.lines and score.path = '-' are for text: give numbers as a .npy",
+    )
+    refuse(
+        config.data.dtype and not of_numbers, "data.dtype is for numbers: leave it out"
+    )
+    drop = not of_numbers and drops_newlines(config.data, vocab.kind)
+    documents = read_documents(options, texts, vocab, drop, config.data.dtype)
     warn_of_rotations(config)
     result = score_documents(documents, read, vocab, options)
     lengths = {name: getattr(config.eval, name) for name in EVAL_FIELDS}
@@ -49,31 +65,26 @@ def find_files(config: ScoreConfig) -> Sequence[Path | None]:
 
 
 def read_documents(
-    config: ScoreConfig, texts: Sequence[Path | None], vocab: Vocab, drop: bool
+    config: ScoreConfig,
+    texts: Sequence[Path | None],
+    vocab: Vocab,
+    drop_newlines: bool,
+    dtype: str = "",
 ) -> Iterator[Document]:
-    """Yields the documents of texts; drop: drop newlines, as the corpus does."""
+    """Yields the documents of texts, or of files of numbers of a dtype."""
     for file in texts:
-        blocks = files.read_blocks(file) if file else iter([files.read_stdin()])
         name = str(file or "stdin")
+        if file and vocab.kind == NumberVocab.kind:
+            numbers = number.read_numbers(file, dtype)
+            yield Document(name, encode(vocab, numbers, name), 0)
+            continue
+        blocks = files.read_blocks(file) if file else iter([files.read_stdin()])
         # bytes.splitlines would also end a line at a lone carriage return.
         lines = io.BytesIO(b"".join(blocks)) if config.lines else ()
         for n, text in enumerate(zip(lines) if config.lines else [blocks], 1):
             where, meter = f"{name}:{n}" if config.lines else name, Meter()
-            tokens_T = encode(vocab, meter.measure(text, drop), where)
+            tokens_T = encode(vocab, meter.measure(text, drop_newlines), where)
             yield Document(where, tokens_T, meter.original_bytes)
-
-
-def read_sequences(
-    config: ScoreConfig, texts: Sequence[Path | None], vocab: Vocab, dtype: str
-) -> Iterator[Document]:
-    """Yields files as documents of numbers, without bytes."""
-    for file in texts:
-        if not file or config.lines:
-            raise UserError(
-                "score.lines and score.path = '-' are for text: give numbers as a .npy"
-            )
-        numbers = number.read_numbers(file, dtype)
-        yield Document(str(file), encode(vocab, numbers, str(file)), 0)
 
 
 def encode(vocab: Vocab, blocks: Iterator[bytes], name: str) -> np.ndarray:
@@ -87,7 +98,7 @@ def score_documents(
     """Returns scores, or totals if score.output has the others as JSON lines."""
     prefix_T = vocab.encode(config.prefix)
     report_unknown(vocab, "score.prefix", config.prefix)
-    number, rows, whole, counts = 0, [], np.zeros(5), np.zeros(5)
+    count, rows, whole = 0, [], dict.fromkeys(SUMS, 0)
     hidden: Json = {}
     per = config.per if config.output and not config.hidden else ""
     lines, arrays = ("", config.output) if config.hidden else (config.output, "")
@@ -96,31 +107,26 @@ def score_documents(
         writing(arrays, "score.output") as file,
         Progress("score") as bar,
     ):
-
-        def add(results: Results) -> np.ndarray:
-            counts[:3] += score.count(results["nll"])
-            bar(bar.n + len(results["nll"]))
-            return results["nll"]
-
         documents, again = itertools.tee(documents)
         texts = (document.tokens_T for document in again)
-        for document, parts in zip(documents, read(texts, prefix_T), strict=True):
-            unknown = np.count_nonzero(document.tokens_T == vocab.unknown)
-            counts[:] = 0, 0, 0, document.bytes, unknown
+        results = read(texts, prefix_T, lambda tokens: bar(bar.n + tokens))
+        for document, result in zip(documents, results, strict=True):
             if config.hidden:
-                parts = iter([results := score.join(parts)])
-                hidden[f"document_{number}"] = results["hidden"]
-            for part in split(per, document, map(add, parts), vocab):
-                write(part)
-            whole, number = whole + counts, number + 1
-            row = {"document": document.name, **describe(counts)}
-            if per == "document":
+                hidden[f"document_{count}"] = result["hidden"]
+            row = describe(document, result["nll"], vocab)
+            if per in ("line", "token"):
+                for part in split(per, document, result["nll"], vocab):
+                    write(part)
+            elif per:
                 write(row)
-            rows.extend([] if per else [row])
+            else:
+                rows.append(row)
+            whole = {name: whole[name] + row[name] for name in SUMS}
+            count += 1
         if config.hidden:
             np.savez(file, **hidden)
-    result = describe(whole)
-    if not result["scored_tokens"]:
+    totals = add_means(whole)
+    if not totals["scored_tokens"]:
         raise UserError(
             f"score.path = {config.path!r} has no token after another: give more text, "
             r"or a token before it, --prefix=$'\n'"
@@ -128,8 +134,55 @@ def score_documents(
     word = None  # the vocabulary refuses unknown text
     if vocab.unknown >= 0:
         word = vocab.decode([vocab.unknown]) or str(vocab.unknown)
-    if unknown := result["unknown_tokens"]:
+    if unknown := totals["unknown_tokens"]:
         say(f"{unknown} tokens were read as {word!r}, the token of unknown text")
-    say(f"{number:,} document{'s' if number > 1 else ''}: {describe_nll(result)}")
+    say(f"{count:,} document{'s' if count > 1 else ''}: {describe_nll(totals)}")
     listed = {} if per else {"documents": rows}
-    return {**result, "unknown_is": word, **listed, "output": config.output}
+    return {**totals, "unknown_is": word, **listed, "output": config.output}
+
+
+def sum_nll(nll_T: np.ndarray) -> Json:
+    """Returns the numbers of tokens and of scored tokens, and their nll."""
+    return {
+        "tokens": len(nll_T),
+        "scored_tokens": int(np.isfinite(nll_T).sum()),
+        "total_nll_nats": float(np.nansum(nll_T, dtype=np.float64)),
+    }
+
+
+def add_means(sums: Json) -> Json:
+    """Adds the mean nll and perplexity, and the bits per byte if bytes are counted."""
+    nats, scored = sums["total_nll_nats"], sums["scored_tokens"]
+    means: Json = {"nll": None, "ppl": None}
+    if scored:
+        means = {"nll": nats / scored, "ppl": metrics.perplexity(nats / scored)}
+    if "bytes" in sums:
+        size = sums["bytes"]
+        means["bits_per_byte"] = metrics.bits(nats) / size if size else None
+    return sums | means
+
+
+def describe(document: Document, nll_T: np.ndarray, vocab: Vocab) -> Json:
+    """Returns the scores of a document."""
+    unknown = int(np.count_nonzero(document.tokens_T == vocab.unknown))
+    sums = sum_nll(nll_T) | {"bytes": document.bytes, "unknown_tokens": unknown}
+    return {"document": document.name, **add_means(sums)}
+
+
+def split(
+    per: str, document: Document, nll_T: np.ndarray, vocab: Vocab
+) -> Iterator[Json]:
+    """Yields the scores of each line or token of a document."""
+    tokens = document.tokens_T.tolist()
+    line, begin, words = 1, 0, []
+    for at, text in enumerate(spell(vocab.decode, document.tokens_T)):
+        place = {"document": document.name, "line": line}
+        if per == "token":
+            scores = {"token": tokens[at], "text": text, "nll": float(nll_T[at])}
+            yield {**place, "index": at, **scores}
+        words.append(text)
+        if "\n" in text or at + 1 == len(tokens):
+            if per == "line":
+                sums = sum_nll(nll_T[begin : at + 1])
+                yield {**place, "text": "".join(words), **add_means(sums)}
+            line, begin, words = line + 1, at + 1, []

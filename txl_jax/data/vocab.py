@@ -173,19 +173,17 @@ def find_token(vocab: Vocab, text: str) -> int:
     return int(tokens[0])
 
 
-def spell(decode: Decode, tokens_T: np.ndarray, before: int = 0) -> list[str]:
-    """Returns the text that each token adds to the tokens before it.
+def spell(decode: Decode, tokens_T: np.ndarray, before: int = 0) -> Iterator[str]:
+    """Yields the text that each token adds to the tokens before it.
 
-    The concatenated results are the text, if that is valid UTF-8. All but the last byte
-    of a character add "". The first `before` tokens are only context.
+    Joined, the results are the text, if that is valid UTF-8. All but the last byte of a
+    character add "". The first `before` tokens are only context.
     """
-    texts = []
     for at in range(before, len(tokens_T)):
         begin = max(at - CONTEXT, 0)
         shorter = decode(tokens_T[begin:at], False)
         longer = decode(tokens_T[begin : at + 1], False)
-        texts.append(longer[len(shorter) :])
-    return texts
+        yield longer[len(shorter) :]
 
 
 def report_unknown(vocab: Vocab, field: str, text: str) -> None:

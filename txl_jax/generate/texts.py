@@ -44,7 +44,8 @@ class Sample:
         if self.ended:
             return
         known = self.tokens[-CONTEXT:]
-        new = spell(self.decode, np.array([*known, *tokens_T]), before=len(known))
+        together_T = np.array([*known, *tokens_T])
+        new = [*spell(self.decode, together_T, before=len(known))]
         self.tokens += tokens_T.tolist()
         self.token_texts += new
         self.token_nlls += nll_T.tolist()

@@ -9,13 +9,13 @@ import numpy as np
 
 from txl_jax.data.number import NumberVocab
 from txl_jax.errors import UserError, prefixed, refuse
-from txl_jax.evaluate.score import Results, TextReader, join
+from txl_jax.evaluate.text_reader import Results, TextReader
 from txl_jax.runtime.storage import to_utf8
 from txl_jax.workdir.load import Loaded
 
 Text = str | np.ndarray | list[int]
-# (texts, prefix_T) -> the results of each text, in parts.
-ReadTexts = Callable[[Iterable[np.ndarray], np.ndarray], Iterator[Iterator[Results]]]
+# `TextReader.read` without its first argument.
+ReadTexts = Callable[..., Iterator[Results]]
 
 
 @functools.lru_cache(maxsize=4)
@@ -25,6 +25,14 @@ def make_reader(compiled_for: tuple[Any, ...], *settings: Any) -> TextReader:
     compiled_for: the mesh and the dtypes of the parameters. settings: `TextReader`'s.
     """
     return TextReader(*settings)
+
+
+def open_reader(loaded: Loaded, *names: str) -> ReadTexts:
+    """Returns `TextReader.read` for the parameters; names: as for `TextReader`."""
+    config, ids = loaded.config, loaded.ids
+    compiled_for = loaded.mesh, *(x.dtype for x in jax.tree.leaves(loaded.params))
+    reader = make_reader(compiled_for, config.model, config.eval, names, ids.eval_reset)
+    return functools.partial(reader.read, loaded.params)
 
 
 def score(loaded: Loaded, texts: Iterable[Text], prefix: Text = "") -> list[np.ndarray]:
@@ -55,43 +63,33 @@ def hidden_states(
 def _read(
     loaded: Loaded, texts: Iterable[Text], prefix: Text, name: str
 ) -> list[np.ndarray]:
-    if isinstance(texts, str):
-        raise UserError("texts is one text: give a list of texts")
+    refuse(isinstance(texts, str), "texts is one text: give a list of texts")
     prefix_T = encode(loaded, prefix, "prefix")
     encoded = (encode(loaded, text, f"texts[{n}]") for n, text in enumerate(texts))
-    read_texts = open_reader(loaded, name)
-    return [join(parts)[name] for parts in read_texts(encoded, prefix_T)]
-
-
-def open_reader(loaded: Loaded, *names: str) -> ReadTexts:
-    """Returns `TextReader.read` for the parameters; names: as for `TextReader`."""
-    config, ids = loaded.config, loaded.ids
-    dtypes = (x.dtype for x in jax.tree.leaves(loaded.params))
-    compiled_for = loaded.mesh, *dtypes
-    reader = make_reader(compiled_for, config.model, config.eval, names, ids.eval_reset)
-    return functools.partial(reader.read, loaded.params)
+    read = open_reader(loaded, name)
+    return [results[name] for results in read(encoded, prefix_T)]
 
 
 def encode(loaded: Loaded, text: Text, name: str) -> np.ndarray:
     """Returns the tokens of a text; raises UserError with its name."""
-    nothing_T, size = np.zeros(0, np.int32), loaded.config.model.vocab_size
     if isinstance(text, str):
         is_number = text and loaded.vocab.kind == NumberVocab.kind
         refuse(is_number, f"{name}: the model reads numbers: give an array of them")
         to_utf8(text, name)
         with prefixed(name):
-            return loaded.vocab.encode(text) if text else nothing_T
+            return loaded.vocab.encode(text)
     try:
         tokens_T = np.asarray(text)
     except ValueError:  # nested lists of different lengths
         tokens_T = np.array(None)
     if tokens_T.shape == (0,):
-        return nothing_T
+        return np.zeros(0, np.int32)
     if tokens_T.ndim != 1 or not np.issubdtype(tokens_T.dtype, np.integer):
         raise UserError(
             f"{name} has the shape {tokens_T.shape} and the type {tokens_T.dtype}: "
             "give a text, or its tokens as whole numbers in one dimension"
         )
+    size = loaded.config.model.vocab_size
     if tokens_T.min() < 0 or tokens_T.max() >= size:
         outside = tokens_T[(tokens_T < 0) | (tokens_T >= size)]
         raise UserError(
