@@ -22,7 +22,7 @@ from txl_jax.convert.options import ConvertConfig
 from txl_jax.data.options import SLACK, DataConfig
 from txl_jax.errors import UserError, nearest, prefixed, refuse
 from txl_jax.evaluate.options import BOOLS, EvalConfig, ScoreConfig, evaluation_model
-from txl_jax.fields import Values
+from txl_jax.fields import Field, Section, Values
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import (
     ABSOLUTE_POSITIONS,
@@ -123,48 +123,12 @@ class Config:
 
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number"}  # in messages
-SECTIONS: dict[str, type] = Config.__annotations__
+SECTIONS: dict[str, type[Section]] = Config.__annotations__
 
-FIELDS: dict[str, dataclasses.Field[Any]] = {
-    f"{section}.{x.name}": x
-    for section, options in SECTIONS.items()
-    for x in dataclasses.fields(options)
+# All fields by "section.field", with the modes that read each and its roles.
+FIELDS: dict[str, Field] = {
+    field.name: field for section in SECTIONS.values() for field in section.fields()
 }
-
-
-def select(names: str) -> list[str]:
-    """Returns the names of the fields in "section section.field,field -section.field".
-
-    A minus excludes fields. Raises ValueError for an unknown name.
-    """
-    words = set()
-    for word in names.split():
-        section, _, fields = word.partition(".")
-        words |= {f"{section}.{x}" for x in fields.split(",")} if fields else {section}
-    if unknown := {x.lstrip("-") for x in words} - {*SECTIONS, *FIELDS}:
-        raise ValueError(f"unknown fields: {unknown}")
-    chosen = [x for x in FIELDS if x in words or x.partition(".")[0] in words]
-    return [name for name in chosen if f"-{name}" not in words]
-
-
-# A run with different values of these is a different run.
-IDENTITY = select("""
-    model data train optim -model.kernel,remat_policy,unroll -data.path,data_dir,dtype
-    -train.num_steps,log_every,eval_every
-""")
-# A run may start from parameters that were trained with other values of these.
-FREE = select("""
-    model.mem_len,initial_memory,clamp_len,same_length,fast_weights
-    model.dropout,dropatt,variational,word_dropout,init_std,proj_init_std,norm_init_std
-    model.dtype,kernel,remat_policy,unroll
-""")
-# A run with train.init_from takes these from its source.
-INHERITED = select("model data.vocab,vocab_path,vocab_size")
-# Files and devices of this machine, which are not released with a model.
-LOCAL = select("""
-    data.path,data_dir,vocab_path,dtype train.init_from eval.checkpoint
-    generate.output score checkpoint mesh run convert recl
-""")
 
 
 def default(model: ModelConfig | None = None) -> ConfigDict:
@@ -215,8 +179,7 @@ def field_type(name: str) -> type:
     """Returns the type of `section.field`; raises UserError for an unknown name."""
     if name not in FIELDS:
         raise UserError(f"unknown config field {name!r}{nearest(name, FIELDS)}")
-    kind: type = FIELDS[name].type  # type: ignore[assignment]
-    return kind
+    return FIELDS[name].type
 
 
 def _typed(name: str, value: Any) -> Any:

@@ -1,12 +1,16 @@
-"""Fields of a config: a default, a constraint on the values, and the text of --help.
+"""Sections of a config and their fields: defaults, constraints, help, modes, roles.
 
-width: int = field(8, at_least(1), help="Features of a token.")
+@dataclass(frozen=True)
+class SketchConfig(Section, name="sketch", modes="train score", roles=Role.IDENTITY):
+    width: int = field(8, at_least(1), help="Features of a token.")
+    folder: str = field("", modes="train", roles=Role.LOCAL, help="Where it lies.")
 """
 
 import dataclasses
+import enum
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from txl_jax.errors import UserError, require_one_of
 
@@ -70,17 +74,81 @@ class Choices(tuple[Any, ...]):
 one_of = Choices
 
 
-def field(default: T, check: Check = NOT_NEGATIVE, *, help: str) -> T:
-    """Declares a field of a section of the config.
+class Role(enum.Flag):
+    """What the value of a field means to other runs and machines."""
 
-    help: one or more sentences, for --help and the documentation.
+    NONE = 0
+    IDENTITY = enum.auto()  # a run with another value is a different run
+    ARCHITECTURE = enum.auto()  # parameters fit only the value they were trained with
+    INHERITED = enum.auto()  # a run with train.init_from takes it from its source
+    LOCAL = enum.auto()  # a file or device of this machine: not released with a model
+
+
+class Field(NamedTuple):
+    """The declaration of a field."""
+
+    name: str  # "section.field", such as "model.n_layer"
+    type: type
+    default: Any
+    check: Check
+    help: str  # one or more sentences
+    modes: tuple[str, ...]  # that read it, or save it for others
+    roles: Role
+
+    @property
+    def key(self) -> str:
+        """The name without the section."""
+        return self.name.partition(".")[2]
+
+
+def field(
+    default: T,
+    check: Check = NOT_NEGATIVE,
+    *,
+    help: str,
+    modes: str = "",
+    roles: Role | None = None,
+) -> T:
+    """Declares a field of a Section, as in `Field`.
+
+    modes, with spaces between, and roles replace those of the section.
     """
-    metadata = {"check": check, "help": help}
+    metadata = {"check": check, "help": help, "modes": modes, "roles": roles}
     declared: Any = dataclasses.field(default=default, metadata=metadata)
     return declared
 
 
-def check(options: Any, section: str) -> None:
-    """Raises UserError for the first field whose value violates its constraint."""
-    for each in dataclasses.fields(options):
-        each.metadata["check"](getattr(options, each.name), f"{section}.{each.name}")
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Base class of the sections of a config, which are frozen dataclasses."""
+
+    name: ClassVar[str]
+    modes: ClassVar[str]  # of fields that state none
+    roles: ClassVar[Role]
+
+    def __init_subclass__(
+        cls, *, name: str, modes: str = "", roles: Role = Role.NONE
+    ) -> None:
+        """Takes the section's name, and the modes and roles of its fields."""
+        cls.name, cls.modes, cls.roles = name, modes, roles
+
+    def __post_init__(self) -> None:
+        """Raises UserError for the first value that violates its constraint."""
+        for each in self.fields():
+            each.check(getattr(self, each.key), each.name)
+
+    @classmethod
+    def fields(cls) -> list[Field]:
+        """Returns the declarations of the section's fields."""
+        return [
+            Field(
+                name=f"{cls.name}.{each.name}",
+                type=each.type,  # type: ignore[arg-type]  # a string if postponed
+                default=each.default,
+                check=each.metadata["check"],
+                help=each.metadata["help"],
+                modes=tuple((each.metadata["modes"] or cls.modes).split()),
+                roles=cls.roles if (x := each.metadata["roles"]) is None else x,
+            )
+            for each in dataclasses.fields(cls)
+        ]

@@ -5,18 +5,21 @@ import inspect
 from generate.markdown import code, table
 from txl_jax import config as configs
 from txl_jax.cli import flags, help
+from txl_jax.fields import Field, Role
 
-SECTIONS = {name: help.describe(name) for name in configs.SECTIONS}
+
+def default(field: Field) -> str:
+    """Returns the default, as in a flag."""
+    return code(help.as_flag(field.default))
 
 
 def config() -> str:
     """Returns every section of the config: its sentence and its fields."""
     parts = []
-    for name, fields in SECTIONS.items():
-        section = configs.SECTIONS[name]
+    for name, section in configs.SECTIONS.items():
         rows = [
-            (code(each.name), each.type, code(each.default), each.meaning)
-            for each in fields
+            (code(each.name), help.type_name(each), default(each), help.meaning(each))
+            for each in section.fields()
         ]
         file = inspect.getmodule(section).__name__.replace(".", "/")  # type: ignore[union-attr]
         parts.append(
@@ -45,9 +48,9 @@ def mode_flags() -> str:
     parts = []
     for name, mode in flags.MODES.items():
         rows = [
-            (code("--" + each.name.partition(".")[2]), code(each.default), each.meaning)
-            for each in SECTIONS[mode.section]
-            if each.name in mode.fields
+            (code(f"--{each.key}"), default(each), help.meaning(each))
+            for each in configs.SECTIONS[mode.section].fields()
+            if name in each.modes
         ]
         parts.append(
             f"{{#mode-{name}}}\n## `--mode={name}`\n\n"
@@ -58,8 +61,11 @@ def mode_flags() -> str:
 
 def changeable() -> str:
     """Returns the fields that may change when a run resumes."""
-    fixed = {name.partition(".")[0] for name in configs.IDENTITY}
-    whole = [code(f"{name}.*") for name in SECTIONS if name not in fixed]
-    inside = configs.select(" ".join(fixed))
-    single = map(code, [name for name in inside if name not in configs.IDENTITY])
+    whole, single = [], []
+    for section, options in configs.SECTIONS.items():
+        free = [x for x in options.fields() if Role.IDENTITY not in x.roles]
+        if len(free) == len(options.fields()):
+            whole.append(code(f"{section}.*"))
+        else:
+            single += [code(each.name) for each in free]
     return f"{', '.join(whole)}; and of the other sections {', '.join(single)}."

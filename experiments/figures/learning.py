@@ -17,8 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from txl_jax.config import LOCAL
+from txl_jax import config as configs
 from txl_jax.errors import UserError
+from txl_jax.fields import Role
 from txl_jax.report.log import read_metrics
 from txl_jax.report.plots import empty
 from txl_jax.runtime.storage import write_atomically
@@ -123,9 +124,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         raise UserError(f"{args.workdir} has no validation yet")
     lines = [{**line, "tokens": line["updates"] * tokens} for line in lines]
     config = {section: run["config"][section] for section in SECTIONS}
-    for section, name in (field.split(".") for field in LOCAL):
-        if section != "mesh":
-            config.get(section, {}).pop(name, None)
+    for section in SECTIONS:
+        for field in configs.SECTIONS[section].fields():
+            if Role.LOCAL in field.roles and section != "mesh":
+                config[section].pop(field.key, None)
     run["config"] = config
     rows = [{name: run[name] for name in PROVENANCE}, *lines]
     write_atomically(args.log, "".join(f"{json.dumps(row)}\n" for row in rows))

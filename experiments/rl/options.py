@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from txl_jax.errors import UserError
-from txl_jax.fields import at_least, check, field, fraction, one_of, positive
+from txl_jax.fields import Section, at_least, field, fraction, one_of, positive
 from txl_jax.model.config import GATES
 
 from .environments import ENVIRONMENTS
@@ -13,7 +13,7 @@ CORES = ("transformer_xl", "gru")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Section, name="ppo"):
     """The flags of a run."""
 
     environment: str = field("t_maze", one_of(ENVIRONMENTS), help="The task.")
@@ -55,7 +55,7 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raises UserError for values that do not fit together."""
-        check(self, "ppo")
+        super().__post_init__()
         if self.steps % self.call_len:
             raise UserError(
                 f"steps = {self.steps} is not divisible by segment_len x "

@@ -237,11 +237,11 @@ def main(argv: list[str] | None = None) -> int:
     """Trains, and prints one JSON line; returns the exit status."""
     parser = program.make_parser(__doc__)
     parser.add_argument("--workdir", type=program.path, default=Path("runs/rl"))
-    for each in dataclasses.fields(Options):
+    for each in Options.fields():
         is_bool = each.type is bool
         value: Any = {"action": "store_true"} if is_bool else {"type": each.type}
-        text = f"{each.metadata['help']} Default: %(default)s"
-        parser.add_argument(f"--{each.name}", default=each.default, help=text, **value)
+        text = f"{each.help} Default: %(default)s"
+        parser.add_argument(f"--{each.key}", default=each.default, help=text, **value)
 
     def measure(args: argparse.Namespace) -> Json:
         flags = vars(args)

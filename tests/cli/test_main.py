@@ -4,7 +4,6 @@ The tests read one tiny trained run; `tests/promises/test_bad_inputs.py` has the
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import json
@@ -40,9 +39,7 @@ PAGE = Path(__file__).parents[2] / "docs/command_line.md"
 ORDERS = dict(
     re.findall(r"^\| `(\w+)` \| `([^`]+)` \|$", PAGE.read_text("utf-8"), re.M)
 )
-DYNAMIC = [
-    x for x in EvalConfig.__dataclass_fields__ if x.startswith(("dynamic", "cache"))
-]
+DYNAMIC = [x.key for x in EvalConfig.fields() if x.key.startswith(("dynamic", "cache"))]
 
 
 def documented(name: str, result: dict[str, Any], *left_out: str) -> bool:
@@ -50,8 +47,8 @@ def documented(name: str, result: dict[str, Any], *left_out: str) -> bool:
     keys = ["mode"]
     for key in ORDERS[name].split():
         section, _, every = key.partition(".")
-        fields = configs.SECTIONS[section].__dataclass_fields__ if every else [key]  # type: ignore[attr-defined]
-        keys += [x for x in fields if x not in (*keys, *left_out, *DYNAMIC)]
+        names = [x.key for x in configs.SECTIONS[section].fields()] if every else [key]
+        keys += [x for x in names if x not in (*keys, *left_out, *DYNAMIC)]
     return list(result) == keys
 
 
@@ -398,23 +395,25 @@ def test_help_names_every_mode_section_and_field() -> None:
         assert f"--config.{name}=" in full.out
     assert "[cosine]\n      Schedule of the learning rate. One of cosine, " in full.out
     assert max(len(line) for line in full.out.splitlines()) <= 90
-    for section, options in configs.SECTIONS.items():
-        assert help.summary(options).endswith(".")
-        described = help.describe(section)
-        fields = [x.name for x in dataclasses.fields(options)]
-        assert [x.name for x in described] == [f"{section}.{x}" for x in fields]
+    for name, section in configs.SECTIONS.items():
+        assert section.name == name and help.summary(section).endswith(".")
         whole = re.compile(r"[A-Z][^|]*\.")  # a sentence, also in a table of the docs
-        assert not [x.name for x in described if not whole.fullmatch(x.meaning)]
+        for field in section.fields():
+            assert whole.fullmatch(help.meaning(field)), field.name
+
+
+def test_every_field_is_read_by_modes_that_exist() -> None:
+    for field in configs.FIELDS.values():
+        assert field.modes and {*field.modes} <= MODES.keys(), field.name
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_help_after_a_mode_has_its_own_flags(mode: str) -> None:
     own = command(mode, "--help")
     assert own == command(f"--mode={mode}", "-h") and (own.status, own.err) == (0, "")
-    section = MODES[mode].section
     names = re.findall(r"^  --(\w+)=", own.out, re.M)
-    fields = [x.name for x in dataclasses.fields(configs.SECTIONS[section])]
-    assert names == [x for x in fields if f"{section}.{x}" in MODES[mode].fields]
+    fields = configs.SECTIONS[MODES[mode].section].fields()
+    assert names == [field.key for field in fields if mode in field.modes]
     assert own.out.startswith(f"txl {mode}: {MODES[mode].summary}")
 
 

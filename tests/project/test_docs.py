@@ -110,11 +110,6 @@ def test_modules_of_commands_exist() -> None:
 
 # Flags and fields named in the text.
 
-FIELDS = {
-    f"{section}.{name}"
-    for section, fields in config.SECTIONS.items()
-    for name in fields.__dataclass_fields__  # type: ignore[attr-defined]
-}
 # Endings of names that begin like a section but are files or functions.
 FILES = tuple(".txt .html .log .npz .png .json .lock .py .pt .safetensors".split())
 IN_PYTHON = {"generate.sample", "generate.stream", "generate.GenerateConfig"}
@@ -130,7 +125,7 @@ def test_fields_and_files_exist_and_python_compiles(name: str) -> None:
     pattern = re.compile(rf"^(?:--config\.)?((?:{sections})\.[a-z_]\w*)(?= ?=|$)")
     named = {match[1] for text in code if (match := pattern.match(text))}
     files = {each for each in named if each.endswith(FILES)}
-    assert named - files - IN_PYTHON <= FIELDS
+    assert named - files - IN_PYTHON <= config.FIELDS.keys()
     for path in PATHS.findall(TEXTS[name]):
         assert (ROOT / path).exists(), path
     for block in blocks(TEXTS[name], "python"):

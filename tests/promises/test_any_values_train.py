@@ -60,7 +60,7 @@ BASES: list[Row] = [
 def values_of(name: str, base: Config) -> list[Any]:
     """Returns the values of a field that its constraint allows, the base's first."""
     field = FIELDS[name]
-    require = field.metadata["check"]
+    require = field.check
     found = [operator.attrgetter(name)(base)]
     found += TEXTS.get(name, NUMBERS.get(field.type, ()))
     found += [row[name] for row in BASES if name in row]

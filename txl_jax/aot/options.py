@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from txl_jax.fields import at_least, check, field, one_of
+from txl_jax.fields import Section, at_least, field, one_of
 
 
 @dataclasses.dataclass(frozen=True)
-class CompileConfig:
+class CompileConfig(Section, name="compile", modes="train import compile"):
     """Compilation ahead of time: the TPUs and their mesh."""
 
     topology: str = field(
@@ -20,7 +20,3 @@ class CompileConfig:
         one_of(("config", "auto")),
         help='Mesh to compile for; "auto" has the fewest shards that fit.',
     )
-
-    def __post_init__(self) -> None:
-        """Raises UserError for an impossible value."""
-        check(self, "compile")

@@ -3,19 +3,17 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.fields import at_least, check, field
+from txl_jax.fields import Role, Section, at_least, field
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(
+    Section, name="checkpoint", modes="train import compile table", roles=Role.LOCAL
+):
     """When to save and how many to keep; every validated step is saved."""
 
     every_steps: int = field(4_000, at_least(1), help="Updates between checkpoints.")
     keep: int = field(2, at_least(1), help="Newest checkpoints kept, besides the best.")
-
-    def __post_init__(self) -> None:
-        """Raises UserError for an impossible value."""
-        check(self, "checkpoint")
 
 
 def check_which(which: str, name: str) -> None:

@@ -19,7 +19,7 @@ from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.options import OWN
 from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, require_one_of
-from txl_jax.fields import Values
+from txl_jax.fields import Role, Values
 from txl_jax.report import provenance
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import storage
@@ -124,8 +124,8 @@ def configure(
     vocab_path = str(storage.absolute(workdir) / folder.VOCAB)
     after = config.with_values(saved, overrides | {"data.vocab_path": vocab_path})
     for name in config.differences(saved, after):
-        is_fixed = name.startswith(("model.", "train.", "optim."))
-        if is_fixed and name not in config.FREE:
+        roles = config.FIELDS[name].roles
+        if Role.ARCHITECTURE in roles or name.startswith(("train.", "optim.")):
             raise UserError(
                 f"--config.{name}: the model was trained with another value; leave the "
                 "flag out, or start a run from the model with train.init_from"
@@ -162,15 +162,16 @@ def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
 
 def make_release(loaded: Loaded, workdir: Path) -> Release:
     """Returns a model without folders, files and devices of this machine."""
-    local = {name: config.FIELDS[name].default for name in config.LOCAL}
-    fields = dataclasses.asdict(config.with_values(loaded.config, local))
+    fields = config.FIELDS.values()
+    local = {x.name: x.default for x in fields if Role.LOCAL in x.roles}
+    released = dataclasses.asdict(config.with_values(loaded.config, local))
     run = run_record.read_run(workdir)
     run |= run["starts"][0] if run else {}
     origin = {name: run[name] for name in ORIGIN if name in run}
     if imported := origin.get(IMPORTED):
         names = {Path(path).name: sha for path, sha in imported["sha256"].items()}
         origin[IMPORTED] = imported | {"sha256": names}
-    return Release(fields, loaded.params, loaded.vocab, loaded.step, origin)
+    return Release(released, loaded.params, loaded.vocab, loaded.step, origin)
 
 
 def refuse_used(path: Path) -> None:

@@ -6,112 +6,70 @@ appear immediately.
 
 import argparse
 import os
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from txl_jax import config as configs
-from txl_jax.config import Config, select, values_of, with_values
+from txl_jax.config import FIELDS, Config, values_of, with_values
 from txl_jax.errors import UserError, nearest, prefixed, refuse, require_one_of
-from txl_jax.fields import Values
+from txl_jax.fields import Role, Values
 from txl_jax.runtime import storage
 from txl_jax.workdir import release_file
 from txl_jax.workdir.folder import CONFIG, VOCAB, describe, find_workdir, read_config
 
 
 class Mode(NamedTuple):
-    """One mode of the command line; `modes.RUN` has its function."""
+    """One mode of the command line; `modes.RUN` has its function.
+
+    own_configs: its runs have their own configs. The mode itself reads its section and
+    `run`; the overrides of all other sections apply to these configs.
+    """
 
     summary: str
     section: str  # its fields are also flags of the mode, without the section
-    fields: Collection[str]  # fields that the mode uses, or saves for later modes
     parallel: bool = False  # may run as several processes
+    model_file: bool = False  # reads a model, which may be one file instead of a run
+    own_configs: bool = False
 
 
-TRAIN = "model data train optim checkpoint mesh run"
-SAVE = f"{TRAIN} eval generate score compile convert"
-READ = "model mesh eval.checkpoint,tgt_len -model.remat_policy,unroll"
 MODES = {
-    "train": Mode(
-        "Trains, then scores the best checkpoint.",
-        "run",
-        select(f"{SAVE} -convert.source"),
-        parallel=True,
-    ),
+    "train": Mode("Trains, then scores the best checkpoint.", "run", parallel=True),
     "evaluate": Mode(
         "Scores a split; also by sweeps or cold starts.",
         "eval",
-        select("model data eval mesh -eval.baselines"),
         parallel=True,
+        model_file=True,
     ),
     "generate": Mode(
         "Continues prompts, or contexts of a split.",
         "generate",
-        select(f"{READ} data generate eval.split,ext_len,segments_per_step"),
         parallel=True,
+        model_file=True,
     ),
     "score": Mode(
-        "Scores your own texts by document, line or token.",
-        "score",
-        select(f"""{READ} score data.corpus,convention,dtype
-            eval.mem_len,ext_len,clamp_len,same_length,reset_memory_at,segments_per_step
-        """),
+        "Scores your own texts by document, line or token.", "score", model_file=True
     ),
     "attention": Mode(
-        "Maps the attention of each head, as a web page.",
-        "eval",
-        select(f"""{READ} data eval.split,mem_len,ext_len,clamp_len,max_tokens
-            -model.kernel"""),
+        "Maps the attention of each head, as a web page.", "eval", model_file=True
     ),
-    "prepare": Mode(
-        "Encodes the corpus and counts its tokens.",
-        "data",
-        select("data train.init_from"),
-        parallel=True,
-    ),
+    "prepare": Mode("Encodes the corpus and counts its tokens.", "data", parallel=True),
     "import": Mode(
-        "Creates a workdir from a model in a known format.",
-        "convert",
-        select(f"{SAVE} -convert.target,dtype"),
+        "Creates a workdir from a model in a known format.", "convert", own_configs=True
     ),
-    "export": Mode(
-        "Writes the model to one file.",
-        "convert",
-        select("""model mesh convert eval.checkpoint,tgt_len generate.mem_len
-            -convert.source"""),
-    ),
-    "compile": Mode(
-        "Compiles for absent TPUs, and reports the memory.",
-        "compile",
-        select(f"""{TRAIN} compile eval.streams,tgt_len,segments_per_step,mem_len
-            eval.ext_len,clamp_len,same_length"""),
-    ),
+    "export": Mode("Writes the model to one file.", "convert"),
+    "compile": Mode("Compiles for absent TPUs, and reports the memory.", "compile"),
     "table": Mode(
         "Trains the rows of one of the paper's tables.",
         "table",
-        select(f"""{TRAIN} table eval.split,checkpoint,streams,segments_per_step
-            eval.clamp_len,warm_start,reset_memory_at,max_tokens
-            generate.prompt,mem_len"""),
         parallel=True,
+        own_configs=True,
     ),
-    "speed": Mode(
-        "Times a memory against sliding windows (Table 9).",
-        "eval",
-        select(f"{READ} data eval.streams,clamp_len,same_length,sweep"),
-    ),
+    "speed": Mode("Times a memory against sliding windows (Table 9).", "eval"),
     "recl": Mode(
-        "Compares the effective context lengths of models.",
-        "recl",
-        select(f"""{READ} data recl eval.split,streams,segments_per_step,mem_len
-            eval.clamp_len,same_length"""),
+        "Compares the effective context lengths of models.", "recl", own_configs=True
     ),
 }
 
-# Modes that read a model, which may be one file instead of a workdir.
-READING = ("evaluate", "generate", "score", "attention")
-# Modes whose runs have their own configs. The mode itself reads its section and `run`;
-# the overrides of all sections but the mode's own apply to these configs.
-OUTER = ("import", "table", "recl")
 INIT_FROM = "train.init_from"
 # The flags that every mode has, with and without a value.
 VALUES, SWITCHES = "config workdir model mode", "help helpfull version print_config"
@@ -123,7 +81,7 @@ class Command(NamedTuple):
     mode: str
     config: Config
     workdir: Path
-    overrides: Values  # values of flags; in the modes of OUTER, for the runs' configs
+    overrides: Values  # values of flags; with own_configs, for the runs' configs
     origins: dict[str, str]  # the file or flag that set a field
     model: Path | None = None  # the model in one file, without a workdir of its own
 
@@ -154,10 +112,11 @@ def parse(argv: list[str]) -> Command:
     start, source, folder, model = find_start(args, overrides)
     check_folder(folder)
     applied = overrides
-    if args.mode in OUTER:
-        own = f"{MODES[args.mode].section}."
-        applied = {x: y for x, y in overrides.items() if x.startswith((own, "run."))}
-        overrides = {x: y for x, y in overrides.items() if not x.startswith(own)}
+    if MODES[args.mode].own_configs:
+        section = f"{MODES[args.mode].section}."
+        kept = section, "run."
+        applied = {x: y for x, y in overrides.items() if x.startswith(kept)}
+        overrides = {x: y for x, y in overrides.items() if not x.startswith(section)}
     taken, inherited = source, Values()
     if applied.get(INIT_FROM):
         taken, inherited = inherit(applied, folder)
@@ -167,7 +126,7 @@ def parse(argv: list[str]) -> Command:
             check_effect(name, args.mode)
     config = with_values(start, inherited | applied)
     changed = configs.differences(config, Config())
-    origins = {x: taken if x in configs.INHERITED else source for x in changed}
+    origins = {x: taken if x in inherited else source for x in changed}
     origins |= dict.fromkeys(applied, "a flag")
     return Command(args.mode, config, folder, overrides, origins, model)
 
@@ -180,7 +139,7 @@ def find_start(
         model = model_file(args.model, args.mode, args.config, overrides)
         config, default = release_file.load_config(model), f"runs/{model.stem}"
         return config, str(model), find_workdir(args.workdir or default), model
-    if args.mode in OUTER:
+    if MODES[args.mode].own_configs:
         if args.config:
             raise UserError(
                 f"--mode={args.mode} takes no --config, because its runs have their "
@@ -210,9 +169,10 @@ def check_folder(folder: Path) -> None:
 
 def model_file(name: str, mode: str, config: str, overrides: Values) -> Path:
     """Returns the file of --model; raises UserError for flags that do not fit it."""
-    if mode not in READING:
+    if not MODES[mode].model_file:
+        modes = ", ".join(x for x, each in MODES.items() if each.model_file)
         raise UserError(
-            f"--model is for the modes {', '.join(READING)}, not {mode}; to change a "
+            f"--model is for the modes {modes}, not {mode}; to change a "
             "released model, import it with --mode=import --format=txl_jax"
         )
     if config or "eval.checkpoint" in overrides:
@@ -243,7 +203,7 @@ def read_general(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def read_fields(argv: list[str], mode: str) -> Values:
     """Returns the values that flags give to fields."""
     parser = Parser(add_help=False, allow_abbrev=False)
-    for name, field in configs.FIELDS.items():
+    for name, field in FIELDS.items():
         section, _, key = name.partition(".")
         short = [f"--{key}"] if section == MODES[mode].section else []
         # A boolean's flag without a value means true.
@@ -263,8 +223,8 @@ def read_fields(argv: list[str], mode: str) -> Values:
 
 def check_effect(name: str, mode: str) -> None:
     """Raises UserError for a field that has no effect in the mode."""
-    if name not in MODES[mode].fields:
-        modes = ", ".join(x for x, each in MODES.items() if name in each.fields)
+    if mode not in FIELDS[name].modes:
+        modes = ", ".join(x for x in MODES if x in FIELDS[name].modes)
         raise UserError(
             f"--config.{name} has no effect in the mode {mode}: leave it out (modes "
             f"with this flag: {modes})"
@@ -272,7 +232,7 @@ def check_effect(name: str, mode: str) -> None:
 
 
 def inherit(flags: Values, folder: Path) -> tuple[str, Values]:
-    """Returns the path and the INHERITED values of train.init_from, another workdir.
+    """Returns the config of train.init_from, another workdir, and what it gives.
 
     A run that has begun keeps its own. Flags that describe a vocabulary replace it.
     """
@@ -280,8 +240,8 @@ def inherit(flags: Values, folder: Path) -> tuple[str, Values]:
     with prefixed(f"{INIT_FROM} = {flags[INIT_FROM]!r}"):
         path = folder if begun else find_workdir(flags[INIT_FROM])
         saved = values_of(read_config(path))
-    values = {x: saved[x] for x in configs.INHERITED}
-    of_vocab = {x: configs.FIELDS[x].default for x in values if x.startswith("data.")}
+    values = {x: saved[x] for x in FIELDS if Role.INHERITED in FIELDS[x].roles}
+    of_vocab = {x: FIELDS[x].default for x in values if x.startswith("data.")}
     if flags.keys() & of_vocab.keys():
         values = {x: saved[x] for x in values if x not in of_vocab}
     elif not begun:

@@ -2,13 +2,13 @@
 
 import inspect
 import textwrap
-from collections.abc import Collection
-from typing import Any, NamedTuple, get_args
+from collections.abc import Iterable
+from typing import Any, get_args
 
 import txl_jax
-from txl_jax import config
 from txl_jax.cli.flags import MODES, Command
-from txl_jax.fields import Choices
+from txl_jax.config import FIELDS, SECTIONS, values_of
+from txl_jax.fields import Choices, Field, Section
 
 SHORT = """\
 txl {version}: Transformer-XL in JAX
@@ -51,16 +51,7 @@ MORE = "Flags of every mode: txl --help. The fields of all sections: txl --helpf
 EMPTY = '""'  # an empty text or list
 
 
-class Field(NamedTuple):
-    """The description of one field."""
-
-    name: str  # "section.field", such as "model.n_layer"
-    type: str  # bool, int, float or str; "ints" etc. for a tuple
-    default: str  # as the text of a flag
-    meaning: str
-
-
-def summary(section: type) -> str:
+def summary(section: type[Section]) -> str:
     """Returns the first paragraph of a section's docstring."""
     return (inspect.getdoc(section) or "").split("\n\n")[0].replace("\n", " ")
 
@@ -74,26 +65,23 @@ def as_flag(value: Any) -> str:
     return value.encode("unicode_escape").decode() if type(value) is str else str(value)
 
 
-def describe(section: str) -> list[Field]:
-    """Returns the fields of a section; their meanings end with the choices, if any."""
-    fields = []
-    for name, field in config.FIELDS.items():
-        if name.partition(".")[0] == section:
-            items = get_args(field.type)
-            kind = (
-                f"{items[0].__name__}s" if items else config.field_type(name).__name__
-            )
-            meaning, choices = field.metadata["help"], field.metadata["check"]
-            if isinstance(choices, Choices):
-                meaning += f" One of {', '.join(x or EMPTY for x in choices)}."
-            fields.append(Field(name, kind, as_flag(field.default), meaning))
-    return fields
+def type_name(field: Field) -> str:
+    """Returns bool, int, float or str; for a tuple ints, etc."""
+    items = get_args(field.type)
+    return f"{items[0].__name__}s" if items else field.type.__name__
+
+
+def meaning(field: Field) -> str:
+    """Returns the field's help, which ends with the choices if there are any."""
+    if not isinstance(field.check, Choices):
+        return field.help
+    return f"{field.help} One of {', '.join(x or EMPTY for x in field.check)}."
 
 
 def short() -> str:
     """Returns the help that fits on a screen."""
     lines = [f"  {name:<10}  {mode.summary}" for name, mode in MODES.items()]
-    names = textwrap.fill(", ".join(config.SECTIONS), 66)
+    names = textwrap.fill(", ".join(SECTIONS), 66)
     return SHORT.format(
         version=txl_jax.__version__,
         modes="\n".join(lines),
@@ -104,46 +92,42 @@ def short() -> str:
 def full() -> str:
     """Returns the short help and every field of the config."""
     blocks = [short().rstrip()]
-    for section, options in config.SECTIONS.items():
-        modes = [name for name, mode in MODES.items() if mode.section == section]
+    for name, section in SECTIONS.items():
+        modes = [x for x, mode in MODES.items() if mode.section == name]
         also = f" In mode {' and '.join(modes)} also --FIELD." if modes else ""
-        about = summary(options) + also
-        blocks.append(textwrap.fill(f"{section}: {about}", 88))
-        blocks[-1] += "\n" + _flags(section, config.FIELDS, f"--config.{section}.")
+        blocks.append(textwrap.fill(f"{name}: {summary(section)}{also}", 88))
+        blocks[-1] += "\n" + _flags(section.fields(), f"--config.{name}.")
     return "\n\n".join(blocks) + "\n"
 
 
 def of_mode(mode: str) -> str:
     """Returns the help of one mode, with its own flags."""
     about = textwrap.fill(f"txl {mode}: {MODES[mode].summary}", 88)
-    own = _flags(MODES[mode].section, MODES[mode].fields, "--")
-    return f"{about}\n\n{own}\n\n{MORE}\n"
+    fields = SECTIONS[MODES[mode].section].fields()
+    flags = _flags([field for field in fields if mode in field.modes], "--")
+    return f"{about}\n\n{flags}\n\n{MORE}\n"
 
 
-def _flags(section: str, names: Collection[str], start: str) -> str:
-    """Returns the flags of the section's fields among `names`; `start` begins each."""
+def _flags(fields: Iterable[Field], start: str) -> str:
+    """Returns the description of the fields' flags, which begin with `start`."""
     lines = []
-    for field in describe(section):
-        if field.name in names:
-            name = field.name.partition(".")[2]
-            lines.append(f"  {start}{name}={field.type} [{field.default or EMPTY}]")
-            lines.append(textwrap.indent(textwrap.fill(field.meaning, 80), " " * 6))
+    for field in fields:
+        default = as_flag(field.default) or EMPTY
+        lines.append(f"  {start}{field.key}={type_name(field)} [{default}]")
+        lines.append(textwrap.indent(textwrap.fill(meaning(field), 80), " " * 6))
     return "\n".join(lines)
 
 
 def resolved(command: Command) -> str:
     """Returns every field of the command's config and the origin of its value."""
     lines = [f"# mode {command.mode}, workdir {command.workdir}"]
-    for section in config.SECTIONS:
-        values = getattr(command.config, section)
-        for field in describe(section):
-            value = as_flag(getattr(values, field.name.partition(".")[2]))
-            line = f"{field.name} = {value or EMPTY}"
-            if field.name in command.origins:
-                line += f"  # from {command.origins[field.name]}"
-            if value != field.default:
-                line += f", default {field.default or EMPTY}"
-            lines.append(line)
+    for name, value in values_of(command.config).items():
+        line = f"{name} = {as_flag(value) or EMPTY}"
+        if name in command.origins:
+            line += f"  # from {command.origins[name]}"
+        if value != (default := FIELDS[name].default):
+            line += f", default {as_flag(default) or EMPTY}"
+        lines.append(line)
     count = len(command.origins)
     lines.append(f"# {count} of {len(lines) - 1} fields were set by a file or flag")
     return "\n".join(lines) + "\n"

@@ -2,11 +2,13 @@
 
 import dataclasses
 
-from txl_jax.fields import check, field, one_of
+from txl_jax.fields import Role, Section, field, one_of
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvertConfig:
+class ConvertConfig(
+    Section, name="convert", modes="train import export", roles=Role.LOCAL
+):
     """Import and export; model.* fields supply values that the files lack."""
 
     format: str = field(
@@ -14,12 +16,13 @@ class ConvertConfig:
         help="Format: txl_jax, a model in one file; for import also huggingface, "
         "nvidia, or the paper's pytorch or tensorflow.",
     )
-    source: str = field("", help="File or folder to import.")
-    target: str = field("", help="File or folder to create by export.")
-    dtype: str = field(
-        "float32", one_of(("float32", "float16")), help="Type of exported numbers."
+    source: str = field("", modes="import", help="File or folder to import.")
+    target: str = field(
+        "", modes="train export", help="File or folder to create by export."
     )
-
-    def __post_init__(self) -> None:
-        """Raises UserError for an impossible value."""
-        check(self, "convert")
+    dtype: str = field(
+        "float32",
+        one_of(("float32", "float16")),
+        modes="train export",
+        help="Type of exported numbers.",
+    )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from txl_jax.fields import check, field, one_of
+from txl_jax.fields import Role, Section, field, one_of
 
 CORPUS_NAMES = tuple(
     "stdlib text tokens shakespeare enwik8 text8 wikitext103 wikitext2 lm1b ptb "
@@ -21,38 +21,51 @@ VOCAB_KINDS = ("byte", "char", "word", "subword", "number")
 DTYPES = tuple("uint8 uint16 uint32 uint64 int8 int16 int32 int64".split())
 OWN = "corpus"  # the kind of vocabulary in the corpus's published results
 AGAIN = "delete it and prepare again"  # the advice for damaged data
+CORPUS_MODES = (
+    "train evaluate generate attention prepare import compile table speed recl"
+)
 SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section, name="data", modes=CORPUS_MODES, roles=Role.IDENTITY):
     """The text or numbers that a run reads, and how they become tokens."""
 
     corpus: str = field(
         "stdlib",
+        modes=f"{CORPUS_MODES} score",
         help=f'Corpus, one of {", ".join(CORPUS_NAMES)}. "tfds:NAME" is one of TFDS.',
     )
     path: str = field(
-        "", help='Files of "text" or "tokens": a file, a folder or a glob.'
+        "",
+        roles=Role.LOCAL,
+        help='Files of "text" or "tokens": a file, a folder or a glob.',
     )
     data_dir: str = field(
-        "", help="Folder of prepared data, also gs://. Empty is TFDS's."
+        "",
+        roles=Role.LOCAL,
+        help="Folder of prepared data, also gs://. Empty is TFDS's.",
     )
     vocab: str = field(
         OWN,
         one_of((OWN, *VOCAB_KINDS)),
+        roles=Role.IDENTITY | Role.INHERITED,
         help='Kind of vocabulary. "corpus" is the one of published results.',
     )
     convention: str = field(
         "",
+        modes=f"{CORPUS_MODES} score",
         help=f"Way of reading the corpus, one of {', '.join(CONVENTIONS)}. "
         "Empty is the way of published results.",
     )
     vocab_path: str = field(
-        "", help="A tokenizer.json, vocab.json or word list. Empty makes one."
+        "",
+        roles=Role.IDENTITY | Role.INHERITED | Role.LOCAL,
+        help="A tokenizer.json, vocab.json or word list. Empty makes one.",
     )
     vocab_size: int = field(
         0,
+        roles=Role.IDENTITY | Role.INHERITED,
         help='Largest number of words, or number of subwords; for "tokens", one more '
         "than the largest number. 0 keeps all.",
     )
@@ -64,9 +77,7 @@ class DataConfig:
     dtype: str = field(
         "",
         one_of(("", *DTYPES)),
+        modes=f"{CORPUS_MODES} score",
+        roles=Role.LOCAL,
         help='Type of little-endian numbers in .bin files of "tokens".',
     )
-
-    def __post_init__(self) -> None:
-        """Raises UserError for an impossible value."""
-        check(self, "data")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from txl_jax.checkpoint.options import check_which
 from txl_jax.data.options import SPLITS
 from txl_jax.errors import UserError, require_one_of
-from txl_jax.fields import check, field, fraction, one_of, size, size_or_off
+from txl_jax.fields import Role, Section, field, fraction, one_of, size, size_or_off
 from txl_jax.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -52,45 +52,85 @@ def in_order(field: str, values: list[float]) -> tuple[float, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Section, name="eval", modes="train evaluate import"):
     """How to evaluate; no value is inherited from training."""
 
-    split: str = field("test", one_of(SPLITS), help="Split to read.")
+    split: str = field(
+        "test",
+        one_of(SPLITS),
+        modes="train evaluate generate attention import table recl",
+        help="Split to read.",
+    )
     checkpoint: str = field(
-        "best", check_which, help="Checkpoint to read: best, latest or a step."
+        "best",
+        check_which,
+        modes="train evaluate generate score attention import export table speed recl",
+        roles=Role.LOCAL,
+        help="Checkpoint to read: best, latest or a step.",
     )
     streams: int = field(
         8,
         size,
+        modes="train evaluate import compile table speed recl",
         help="Parts of the split, or texts, to read side by side from cold starts.",
     )
-    tgt_len: int = field(128, size, help="Tokens in a segment.")
-    segments_per_step: int = field(
-        0, size_or_off, help="Segments computed together, for speed. 0 chooses."
+    tgt_len: int = field(
+        128,
+        size,
+        modes="train evaluate generate score attention import export compile speed "
+        "recl",
+        help="Tokens in a segment.",
     )
-    mem_len: int = field(512, size_or_off, help="Tokens in the memory.")
+    segments_per_step: int = field(
+        0,
+        size_or_off,
+        modes="train evaluate generate score import compile table recl",
+        help="Segments computed together, for speed. 0 chooses.",
+    )
+    mem_len: int = field(
+        512,
+        size_or_off,
+        modes="train evaluate score attention import compile recl",
+        help="Tokens in the memory.",
+    )
     ext_len: int = field(
         0,
         size_or_off,
+        modes="train evaluate generate score attention import compile",
         help="Tokens read again before each segment, with mem_len = 0. With tgt_len "
         "= 1 and warm_start, a sliding window of ext_len + 1 tokens.",
     )
     clamp_len: int = field(
-        0, help="Larger distances count as this one. 0 sets no limit."
+        0,
+        modes="train evaluate score attention import compile table speed recl",
+        help="Larger distances count as this one. 0 sets no limit.",
     )
-    same_length: bool = field(False, help="Every token sees mem_len keys.")
+    same_length: bool = field(
+        False,
+        modes="train evaluate score import compile speed recl",
+        help="Every token sees mem_len keys.",
+    )
     warm_start: bool = field(
-        False, help="Fills memories, or windows, with the preceding tokens."
+        False,
+        modes="train evaluate import table",
+        help="Fills memories, or windows, with the preceding tokens.",
     )
     reset_memory_at: str = field(
         "",
+        modes="train evaluate score import table",
         help="First token of a document, as text, such as `\\n` or `<eos>`. Empty "
         "joins all documents.",
     )
     baselines: bool = field(
-        False, help="After training on bytes, compares with n-grams, gzip and xz."
+        False,
+        modes="train import",
+        help="After training on bytes, compares with n-grams, gzip and xz.",
     )
-    max_tokens: int = field(0, help="Tokens to score, from the start. 0 scores all.")
+    max_tokens: int = field(
+        0,
+        modes="train evaluate attention import table",
+        help="Tokens to score, from the start. 0 scores all.",
+    )
     dynamic: str = field(
         "",
         one_of(("", "rms", "sgd")),
@@ -115,13 +155,14 @@ class EvalConfig:
     )
     sweep: str = field(
         "",
+        modes="train evaluate import speed",
         help="Values to compare: FIELD=a,b,c; cold_start=TOKENS, the loss by tokens "
         "since a cold start; in the mode speed mem_len=a,b,c (empty: Table 9's).",
     )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
-        check(self, "eval")
+        super().__post_init__()
         if self.ext_len and self.mem_len:
             raise UserError(
                 f"eval.ext_len = {self.ext_len} with eval.mem_len = {self.mem_len} "
@@ -189,7 +230,7 @@ def evaluation_model(model_config: ModelConfig, config: EvalConfig) -> ModelConf
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoreConfig:
+class ScoreConfig(Section, name="score", modes="train score import", roles=Role.LOCAL):
     """Which texts to score, and what to write besides the totals."""
 
     path: str = field(
@@ -201,10 +242,6 @@ class ScoreConfig:
     )
     per: str = field("line", one_of(UNITS), help="Unit of a line of JSON.")
     lines: bool = field(False, help="Every line is a document.")
-
-    def __post_init__(self) -> None:
-        """Raises UserError for an impossible value."""
-        check(self, "score")
 
     @property
     def hidden(self) -> bool:

@@ -2,16 +2,18 @@
 
 import dataclasses
 
-from txl_jax.fields import at_least, between, check, field
+from txl_jax.fields import Role, Section, at_least, between, field
 from txl_jax.model.config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class GenerateConfig:
+class GenerateConfig(Section, name="generate", modes="train generate import"):
     """Prompts and sampling: temperature applies first, then top_k, then top_p."""
 
     prompt: str = field(
-        "\n", help="Text to continue, @FILE with a prompt per line, or @- for stdin."
+        "\n",
+        modes="train generate import table",
+        help="Text to continue, @FILE with a prompt per line, or @- for stdin.",
     )
     context_tokens: int = field(
         0, help="Tokens of eval.split to continue instead. 0 uses the prompt."
@@ -32,6 +34,7 @@ class GenerateConfig:
     seed: int = field(1, between(0, 2**32 - 1), help="Seed of the first sample.")
     mem_len: int = field(
         512,
+        modes="train generate import export table",
         help="Tokens in the memory. 0 reads the newest eval.ext_len + eval.tgt_len "
         "tokens again for each token.",
     )
@@ -39,12 +42,10 @@ class GenerateConfig:
         "", help="Text before which a sample's text ends. Empty ends by length alone."
     )
     output: str = field(
-        "", help="File of JSON lines, or of numbers (.npy). Empty writes none."
+        "",
+        roles=Role.LOCAL,
+        help="File of JSON lines, or of numbers (.npy). Empty writes none.",
     )
-
-    def __post_init__(self) -> None:
-        """Raises UserError for an impossible value."""
-        check(self, "generate")
 
 
 def generation_model(model_config: ModelConfig, config: GenerateConfig) -> ModelConfig:

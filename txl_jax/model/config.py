@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from txl_jax.errors import UserError, nearest, refuse
-from txl_jax.fields import at_least, check, field, fraction, one_of, positive
+from txl_jax.fields import Role, Section, at_least, field, fraction, one_of, positive
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,10 +28,18 @@ REMAT_POLICIES = ("none", "full", "dots", "save:NAMES", "offload:NAMES")
 # feed-forward's inner features, and the sums with the residual.
 REMAT_NAMES = ("q", "k", "v", "r", "o", "hidden", "sum")
 GATES = ("none", "gru")  # instead of residual sums; "gru" is Parisotto et al. 2020
+# Roles of fields that parameters do not depend on.
+FREE = Role.IDENTITY | Role.INHERITED
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(
+    Section,
+    name="model",
+    modes="train evaluate generate score attention import export compile table speed "
+    "recl",
+    roles=Role.IDENTITY | Role.ARCHITECTURE | Role.INHERITED,
+):
     """A Transformer-XL; the defaults are the paper's 12 layers for enwik8 (Table 2).
 
     Each field constrains its own value, the checks below refuse combinations, and
@@ -73,21 +81,24 @@ class ModelConfig:
     )
     n_position: int = field(0, help="Learned distances (shaw) or positions (learned).")
     untie_r: bool = field(False, help="Gives each layer biases u and w of its own.")
-    mem_len: int = field(512, help="Tokens in the memory during training.")
+    mem_len: int = field(512, roles=FREE, help="Tokens in the memory during training.")
     initial_memory: str = field(
         "empty",
         one_of(("empty", "zeros")),
+        roles=FREE,
         help="Memory at the start: none, or zeros that every token attends to.",
     )
     clamp_len: int = field(
-        0, help="Larger distances count as this one. 0 sets no limit."
+        0, roles=FREE, help="Larger distances count as this one. 0 sets no limit."
     )
-    same_length: bool = field(False, help="Every query sees mem_len keys.")
+    same_length: bool = field(False, roles=FREE, help="Every query sees mem_len keys.")
     same_length_self: bool = field(
         False, help="With same_length, every query sees mem_len keys and its own."
     )
     fast_weights: bool = field(
-        False, help="Writes states that leave the memory into matrices (delta rule)."
+        False,
+        roles=FREE,
+        help="Writes states that leave the memory into matrices (delta rule).",
     )
     pre_lnorm: bool = field(False, help="Normalizes before sublayers, not after.")
     gate: str = field(
@@ -109,24 +120,36 @@ class ModelConfig:
     # Regularisation.
 
     dropout: float = field(
-        0.1, fraction, help="Dropout of embeddings, positions and sublayers' outputs."
+        0.1,
+        fraction,
+        roles=FREE,
+        help="Dropout of embeddings, positions and sublayers' outputs.",
     )
-    dropatt: float = field(0.0, fraction, help="Dropout of attention probabilities.")
-    variational: bool = field(False, help="One dropout mask for a whole segment.")
+    dropatt: float = field(
+        0.0, fraction, roles=FREE, help="Dropout of attention probabilities."
+    )
+    variational: bool = field(
+        False, roles=FREE, help="One dropout mask for a whole segment."
+    )
     word_dropout: float = field(
-        0.0, fraction, help="Dropout of words in the embedding."
+        0.0, fraction, roles=FREE, help="Dropout of words in the embedding."
     )
 
     # Initialization.
 
     init_std: float = field(
-        0.02, positive, help="Standard deviation of weights, and of u and w."
+        0.02,
+        positive,
+        roles=FREE,
+        help="Standard deviation of weights, and of u and w.",
     )
     proj_init_std: float = field(
-        0.01, help="Standard deviation of embeddings' projections."
+        0.01, roles=FREE, help="Standard deviation of embeddings' projections."
     )
     norm_init_std: float = field(
-        0.0, help="Standard deviation of norms' scales and the softmax's cluster rows."
+        0.0,
+        roles=FREE,
+        help="Standard deviation of norms' scales and the softmax's cluster rows.",
     )
 
     # Computation.
@@ -134,13 +157,20 @@ class ModelConfig:
     dtype: str = field(
         "float32",
         one_of(("float32", "bfloat16")),
+        roles=FREE,
         help="Type of activations and memory. Parameters and the loss are float32.",
     )
     kernel: str = field(
-        "auto", one_of(KERNELS), help='Attention kernel. "auto" takes the fastest.'
+        "auto",
+        one_of(KERNELS),
+        modes="train evaluate generate score import export compile table speed recl",
+        roles=Role.INHERITED,
+        help='Attention kernel. "auto" takes the fastest.',
     )
     remat_policy: str = field(
         "none",
+        modes="train evaluate import export compile table",
+        roles=Role.INHERITED,
         help='Activations that each layer keeps for the backward pass: "none" keeps '
         'all of them (no rematerialization), "full" only the layer\'s input, '
         '"dots" also products with weights, "save:q,k" also the named ones (of '
@@ -148,12 +178,15 @@ class ModelConfig:
         'and "offload:q,k" the same in the host\'s memory.',
     )
     unroll: int = field(
-        0, help="Layers in a step of the scan. 0 is the device's fastest."
+        0,
+        modes="train evaluate import export compile table",
+        roles=Role.INHERITED,
+        help="Layers in a step of the scan. 0 is the device's fastest.",
     )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible size or combination."""
-        check(self, "model")
+        super().__post_init__()
         self._check_clusters()
         self._check_position()
         self._check_fast_weights()

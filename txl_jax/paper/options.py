@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from txl_jax.errors import UserError, nearest
-from txl_jax.fields import Values, at_least, check, field, one_of
+from txl_jax.fields import Role, Section, Values, at_least, field, one_of
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def base(kind: str) -> str:
 
 
 @dataclass(frozen=True)
-class TableConfig:
+class TableConfig(Section, name="table", modes="table"):
     """The table of the paper to reproduce with small models."""
 
     table: str = field(
@@ -180,7 +180,7 @@ class TableConfig:
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
-        check(self, "table")
+        super().__post_init__()
         of_memories = self.table == MEMORIES
         known = [*KINDS, *TASKS] if of_memories else [*TABLES[self.table]]
         for name in self.rows:
@@ -192,7 +192,7 @@ class TableConfig:
 
 
 @dataclass(frozen=True)
-class ReclConfig:
+class ReclConfig(Section, name="recl", modes="recl", roles=Role.LOCAL):
     """The models to compare on eval.split, and the context lengths.
 
     The paper's results are multiples of 100 tokens, hence the default contexts.
@@ -205,7 +205,7 @@ class ReclConfig:
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value."""
-        check(self, "recl")
+        super().__post_init__()
         first, last, step = contexts = (*self.contexts, 0, 0, 0)[:3]
         valid = len(self.contexts) == 3 and min(contexts) > 0
         if not valid or not step <= last - first < 10_000 * step:

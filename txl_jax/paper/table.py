@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from txl_jax.config import Config, select, values_of, with_values
+from txl_jax.config import Config, values_of, with_values
 from txl_jax.config import load as load_experiment
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate.options import EvalConfig
@@ -38,9 +38,10 @@ MULTIPLES = (0.5, 0.75, 1, 1.5, 2, 2.5)
 
 # The miniature has an eighth of the published lengths and two sevenths of the layers.
 SHORTER = 8
-SHORTENED = select("""
-    model.mem_len,n_position train.tgt_len eval.tgt_len,mem_len,ext_len generate.mem_len
-""")
+SHORTENED = (
+    *("model.mem_len", "model.n_position", "train.tgt_len", "eval.tgt_len"),
+    *("eval.mem_len", "eval.ext_len", "generate.mem_len"),
+)
 FEWER = 2 / 7
 STEPS = 4_800
 SCORED = 100_000  # tokens from the start of the split

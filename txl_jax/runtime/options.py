@@ -2,16 +2,14 @@
 
 import dataclasses
 
-from txl_jax.fields import check, field
+from txl_jax.fields import Role, Section, field
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RunConfig(
+    Section, name="run", modes="train import compile table", roles=Role.LOCAL
+):
     """How a run uses its machines; no result depends on it."""
 
     wandb: str = field("", help="Project on Weights & Biases. Empty logs to none.")
     profile_from: int = field(0, help="First of ten updates to trace. 0 traces none.")
-
-    def __post_init__(self) -> None:
-        """Raises UserError for an impossible value."""
-        check(self, "run")

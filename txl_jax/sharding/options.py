@@ -3,11 +3,17 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.fields import at_least, check, field
+from txl_jax.fields import Role, Section, at_least, field
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(
+    Section,
+    name="mesh",
+    modes="train evaluate generate score attention import export compile table speed "
+    "recl",
+    roles=Role.LOCAL,
+):
     """Devices along each axis of the mesh; one field may be -1, the remaining ones."""
 
     data: int = field(
@@ -22,7 +28,7 @@ class MeshConfig:
 
     def __post_init__(self) -> None:
         """Raises UserError for sizes that fit no number of devices."""
-        check(self, "mesh")
+        super().__post_init__()
         sizes = [self.data, self.fsdp, self.model]
         if 0 in sizes or sizes.count(-1) > 1:
             raise UserError(

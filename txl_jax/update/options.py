@@ -3,7 +3,16 @@
 import dataclasses
 
 from txl_jax.errors import refuse
-from txl_jax.fields import at_least, between, check, field, one_of, size, size_or_off
+from txl_jax.fields import (
+    Role,
+    Section,
+    at_least,
+    between,
+    field,
+    one_of,
+    size,
+    size_or_off,
+)
 
 ORDERS = ("stream", "roll", "sentences")
 OPTIMIZERS = ("adam", "lamb", "muon", "sgd")
@@ -11,7 +20,9 @@ SCHEDULES = ("cosine", "cosine_through_warmup", "inverse_sqrt", "constant")
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(
+    Section, name="train", modes="train import compile table", roles=Role.IDENTITY
+):
     """How to train; steps and intervals count updates."""
 
     seed: int = field(
@@ -19,7 +30,9 @@ class TrainConfig:
         between(0, 2**32 - 1),
         help="Seed of parameters, dropout and order of data.",
     )
-    num_steps: int = field(400_000, at_least(1), help="Updates of the whole run.")
+    num_steps: int = field(
+        400_000, at_least(1), roles=Role.NONE, help="Updates of the whole run."
+    )
     batch_size: int = field(24, size, help="Streams of text in a batch.")
     tgt_len: int = field(512, size, help="Tokens in a segment.")
     segments_per_call: int = field(
@@ -39,9 +52,14 @@ class TrainConfig:
         1, at_least(1), help="Parts of the batch computed in turn, to save memory."
     )
     log_every: int = field(
-        100, at_least(1), help="Updates between lines of metrics.jsonl."
+        100,
+        at_least(1),
+        roles=Role.NONE,
+        help="Updates between lines of metrics.jsonl.",
     )
-    eval_every: int = field(4_000, at_least(1), help="Updates between validations.")
+    eval_every: int = field(
+        4_000, at_least(1), roles=Role.NONE, help="Updates between validations."
+    )
     order: str = field(
         "stream",
         one_of(ORDERS),
@@ -67,13 +85,15 @@ class TrainConfig:
     )
     init_from: str = field(
         "",
+        modes="train prepare import compile table",
+        roles=Role.IDENTITY | Role.LOCAL,
         help="Workdir that a new run starts from; as a flag it also gives the model "
         "and the vocabulary that other flags leave open. Empty starts at random.",
     )
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
-        check(self, "train")
+        super().__post_init__()
         refuse(
             self.half_loss and self.ext_len,
             f"train.half_loss = True and train.ext_len = {self.ext_len} each score "
@@ -114,7 +134,9 @@ class TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimConfig:
+class OptimConfig(
+    Section, name="optim", modes="train import compile table", roles=Role.IDENTITY
+):
     """How to update parameters; the defaults follow the paper's released recipes."""
 
     optimizer: str = field(
@@ -140,4 +162,4 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         """Raises UserError for an impossible value or combination."""
-        check(self, "optim")
+        super().__post_init__()

@@ -21,6 +21,7 @@ from txl_jax.data import vocab as vocabulary
 from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import BadNumbers, UserError, prefixed
+from txl_jax.fields import Role
 from txl_jax.model.initializers import Params
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import say, waiting
@@ -160,7 +161,12 @@ def load_initial(
             for name, (old, new) in configs.differences(saved, config).items()
             if name.startswith("model.")
         }
-        if wrong := [changes[name] for name in changes if name not in configs.FREE]:
+        wrong = [
+            change
+            for name, change in changes.items()
+            if Role.ARCHITECTURE in configs.FIELDS[name].roles
+        ]
+        if wrong:
             raise UserError(
                 f"its model differs ({'; '.join(wrong)}): set these fields as in its "
                 f"{CONFIG}"

@@ -10,6 +10,7 @@ from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError, refuse
+from txl_jax.fields import Role
 from txl_jax.report import provenance
 from txl_jax.report.log import read_metrics, say
 from txl_jax.runtime import distributed
@@ -67,7 +68,7 @@ def check_same_run(workdir: Path, saved: Config, config: Config) -> None:
     conflicts = [
         f"{name} was {old!r}, is now {new!r}"
         for name, (old, new) in configs.differences(saved, config).items()
-        if name in configs.IDENTITY
+        if Role.IDENTITY in configs.FIELDS[name].roles
     ]
     if conflicts:
         raise UserError(
