@@ -196,8 +196,18 @@ def fill(args: argparse.Namespace) -> None:
     if args.compile:
         print(json.dumps(compile_row(args.compile)))
         return
-    rows = [row for row in wanted() if args.only in ("", row["table"])]
-    record.fill(LINES, PAGE, page, rows, measure, args.rows)
+    rows = record.read_rows(LINES)
+    missing = [
+        row
+        for row in wanted()
+        if args.only in ("", row["table"])
+        and not any(row.items() <= each.items() for each in rows)
+    ]
+    for row in missing[: args.rows]:
+        rows.append(measure(row))
+        record.append(LINES, rows[-1])
+        print(json.dumps(rows[-1])[:300], flush=True)
+    PAGE.write_text(page(rows), "utf-8")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -111,27 +111,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return lines
 
 
-def fill(
-    lines: Path,
-    page: Path,
-    render: Callable[[list[Row]], str],
-    wanted: Iterable[Row],
-    measure: Callable[[Row], Row],
-    most: int = sys.maxsize,
-) -> None:
-    """Measures the wanted rows that a .jsonl file lacks, and writes the page of all.
-
-    A wanted row has the fields that identify it. At most `most` rows are measured.
-    """
-    for row in wanted:
-        if most and not any(row.items() <= each.items() for each in read_rows(lines)):
-            most -= 1
-            append(lines, made := measure(row))
-            print(json.dumps(made)[:300], flush=True)
-            page.write_text(render(read_rows(lines)), "utf-8")
-    page.write_text(render(read_rows(lines)), "utf-8")
-
-
 def processor() -> str:
     """Returns the CPU's name, and its instructions that multiply bfloat16."""
     path = Path("/proc/cpuinfo")

@@ -11,7 +11,6 @@ nothing and omits the cells that have no result yet.
 import argparse
 import dataclasses
 import itertools
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from txl_jax.report import plots
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime import programs
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
+from txl_jax.workdir.results import cached
 
 from ..figures import program
 from . import ppo
@@ -60,17 +60,17 @@ def make_options(agent: str, length: int, seed: int, updates: int) -> ppo.Option
 
 def run_cell(folder: Path, options: ppo.Options) -> Json:
     """Trains a cell unless its result is on disk; returns the result."""
-    if not (path := folder / RESULT).exists():
+
+    def train() -> Json:
         say(f"mazes: {folder}")
-        line = to_json(ppo.train(options, folder))
-        write_atomically(path, line)
+        return ppo.train(options, folder)
+
+    path = folder / RESULT
+    result = cached(path, {}, train)
     names = "parameters", "steps", "return", "best_return", "solved_after", "provenance"
     with refusing_damage(path):
-        result = json.loads(path.read_text("utf-8"))
-        return {
-            **{name: result[name] for name in names},
-            "seconds": sum(result["seconds"].values()),
-        }
+        seconds = sum(result["seconds"].values())
+        return {**{name: result[name] for name in names}, "seconds": seconds}
 
 
 def plot(cells: list[Json], path: Path) -> None:

@@ -46,8 +46,9 @@ from txl_jax.update.state import parameter_count
 from txl_jax.workdir import load
 from txl_jax.workdir.folder import VOCAB, find_workdir, read_config
 from txl_jax.workdir.resolve import warn_of_rotations
+from txl_jax.workdir.results import cached
 from txl_jax.workdir.run_record import read_run, trained_on
-from txl_jax.workdir.staging import read_arrays, save_arrays, write_files
+from txl_jax.workdir.staging import write_files
 
 EVAL_FIELDS = ("tgt_len", "mem_len", "clamp_len", "same_length")  # fields of EvalConfig
 POSITIONS = 2000  # evenly spaced tokens to score
@@ -142,20 +143,22 @@ def score(
     model = checksums(loaded.params), loaded.config.model, lengths
     state = repr((model, member.sha256, positions_T.tolist()))
     folder = losses / hashlib.sha256(state.encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
     nll = make_context_nll(
         loaded.model.config, member.config.eval, loaded.params, loaded.mesh
     )
+
+    def measure(context: int) -> Json:
+        label = f"{member.folder} context {context}"
+        with Progress(label, len(positions_T)) as bar:
+            return {"nll_T": nll(member.text, positions_T, context, bar).tolist()}
+
     rows = []
     for context in config.lengths:
         length = min(context, full or context)
-        path = folder / f"{length}.npz"
-        if (nll_T := read_arrays(path).get("nll_T")) is None:
-            label = f"{member.folder} context {length}"
-            with Progress(label, len(positions_T)) as bar:
-                nll_T = nll(member.text, positions_T, length, bar)
-            save_arrays(path, {"nll_T": nll_T})
-        rows.append(nll_T)
+        saved = cached(
+            folder / f"{length}.json", {}, functools.partial(measure, length)
+        )
+        rows.append(np.array(saved["nll_T"], np.float64))
     return np.stack(rows), {
         "workdir": str(member.folder),
         "checkpoint_step": loaded.step,
