@@ -20,26 +20,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import matplotlib.figure
 import numpy as np
-from jax import Array
 from matplotlib.axes import Axes
 
 from txl_jax import config as configs
 from txl_jax.cli.training_run import trained
 from txl_jax.config import Config
-from txl_jax.data.streams import Streams
-from txl_jax.data.tokens import Tokens
-from txl_jax.evaluate import reader
-from txl_jax.model.segment import OneSegment
-from txl_jax.model.txl import TransformerXL
-from txl_jax.paper.tasks import PATTERN, Copying, Recall
+from txl_jax.paper.tasks import PATTERN, Copying, Recall, count_answers
 from txl_jax.report import provenance
 from txl_jax.report.log import say
-from txl_jax.runtime.storage import refusing_damage, write_atomically
+from txl_jax.runtime.storage import write_atomically
 from txl_jax.workdir import load
+from txl_jax.workdir.results import cached
 
 from . import program
 from .reach import farthest
@@ -53,7 +46,6 @@ BARS: dict[str, dict[str, Any]] = {
     "reach_tokens": {"linewidth": 2, "linestyle": ":"},
 }
 LENGTH, SYMBOLS = 8, 8  # letters of a pattern, and letters to choose from
-STREAMS = 8  # in the test; each starts cold
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -109,24 +101,22 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
     kind = f"recall={args.recall}-" * bool(args.recall) + f"layers={args.n_layer}"
     size = f"batch_size={args.batch_size}-updates={args.updates}"
     folder = args.workdir / f"{kind}-{name}-{size}"
-    if (folder / RESULT).exists():
-        with refusing_damage(folder / RESULT):
-            return json.loads((folder / RESULT).read_text("utf-8"))
-    say(f"copying: {folder}")
-    started = time.perf_counter()
-    result: dict[str, Any] = {**cell, **describe(config, task)}
-    result |= train_and_count(config, folder)
-    result["seconds"] = time.perf_counter() - started
-    result["provenance"] = provenance.describe_result()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / RESULT, json.dumps(result) + "\n")
-    return result
+
+    def measure() -> dict[str, Any]:
+        say(f"copying: {folder}")
+        started = time.perf_counter()
+        found = train_and_count(config, folder)
+        seconds = time.perf_counter() - started
+        origin = {"seconds": seconds, "provenance": provenance.describe_result()}
+        return {**describe(config, task), **found, **origin}
+
+    return cached(folder / RESULT, cell, measure)
 
 
-def train_and_count(config: Config, folder: Path) -> dict[str, float]:
-    """Trains the cell, resuming after a kill, and returns the result of `count`."""
+def train_and_count(config: Config, folder: Path) -> dict[str, Any]:
+    """Trains the cell, resuming after a kill, and counts its right answers."""
     with trained(config, folder) as run:
-        return count(load.load(folder), run.tokens)
+        return count_answers(load.load(folder), run.tokens.split("test"))
 
 
 def describe(config: Config, task: Copying) -> dict[str, int]:
@@ -138,40 +128,6 @@ def describe(config: Config, task: Copying) -> dict[str, int]:
         "seen_by_all_tokens": config.model.mem_len,
         "seen_by_last_tokens": farthest(config.model, tgt_len, 1),
         "reach_tokens": farthest(config.model, tgt_len),
-    }
-
-
-@reader.from_hidden
-def count_segment(
-    model: TransformerXL, hidden_BLD: Array, segment: OneSegment
-) -> Array:
-    """Returns [answers, correct answers, their nll in nats] of one segment."""
-    log_probs_BLV = model.embedding.log_probs(hidden_BLD)
-    targets_BL, weights_BL = segment.targets_BL, segment.weights_BL
-    nll_BL = -jnp.take_along_axis(log_probs_BLV, targets_BL[..., None], -1)[..., 0]
-    right_BL = jnp.argmax(log_probs_BLV, axis=-1) == targets_BL
-    sums = [jnp.sum(weights_BL * x_BL) for x_BL in (1, right_BL, nll_BL)]
-    return jnp.stack(sums)
-
-
-def count(loaded: load.Loaded, tokens: Tokens) -> dict[str, float]:
-    """Returns the share of answers that the model finds likeliest, and their nll.
-
-    Each letter is an answer: the model sees the letters before it.
-    """
-    tgt_len = loaded.config.eval.tgt_len
-    score_from = loaded.config.train.score_from
-    test = tokens.split("test")
-    streams = Streams(test, STREAMS, tgt_len, score_from=score_from)
-    read = reader.Reader(loaded.model.config, count_segment, STREAMS, tgt_len)
-    params = read.unstack(jax.device_get(loaded.params))  # a small model: one device
-    sums = jax.device_get([*read.outputs(params, streams.epoch())])
-    total = np.asarray(sums, np.float64).sum(axis=0)
-    answers, right, nll = total.tolist()
-    return {
-        "answers": int(answers),
-        "accuracy": right / answers,
-        "nll_nats": nll / answers,
     }
 
 

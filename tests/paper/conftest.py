@@ -25,7 +25,9 @@ def trained(
         if len(runs) == request.param:
             raise Interrupted("ended at update 4", RETRY)
         workdir.mkdir(parents=True, exist_ok=True)
-        yield SimpleNamespace(result={}, tokens=None)
+        yield SimpleNamespace(
+            result={}, tokens=SimpleNamespace(split=lambda split: None)
+        )
 
     monkeypatch.setattr(training_run, "trained", train)
     return runs

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from experiments.recipes.tasks import main as write_task
+from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax import config as configs
 from txl_jax.config import Config
 from txl_jax.data.options import SPLITS, DataConfig
 from txl_jax.data.streams import Position
 from txl_jax.data.tokens import prepare
+from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
 from txl_jax.paper import tasks
 from txl_jax.paper.tasks import FIRST_ANSWER, Copying, MultiQuery, Recall
@@ -89,6 +91,21 @@ def test_only_answers_are_trained_on(
     with refused("train.score_from = 256 must be below"):
         score_from = replace(train, score_from=256)
         make_streams(replace(config, train=score_from), text, slice(None))
+
+
+def test_answers_are_counted_in_the_order_of_the_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There are three streams, each of which starts cold."""
+    params, text_T = tiny.make_params(), tiny.make_tokens(1, 40)[0]
+    options = EvalConfig(streams=3, tgt_len=4, mem_len=64)
+    monkeypatch.setattr(tasks, "FIRST_ANSWER", 5)
+    counts = tasks.count_answers(tiny.loaded(params, eval=options), text_T)
+    is_answer_T = text_T[1:] >= 5
+    parts = [text_T[n : n + 14] for n in (0, 13, 26)]
+    nll_T = np.concatenate([tiny.cold_nll(tiny.CONFIG, params, x) for x in parts])
+    assert counts["answers"] == is_answer_T.sum() and 0 < counts["accuracy"] < 1
+    tiny.assert_close(counts["nll_nats"], nll_T[is_answer_T].mean())
 
 
 def test_a_task_is_written_for_a_run(

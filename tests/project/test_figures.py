@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.figures import copying, learning, memories
+from experiments.figures import copying, learning
 from tests.project.conftest import Start
 from txl_jax.report.provenance import describe_result
 
@@ -95,18 +95,3 @@ def test_copying_makes_each_cell_once(
     counted.clear()
     assert start("figures.copying", f"{GRID} --workdir={tmp_path}") == 0
     assert counted == [folder.name]
-
-
-def test_memories_draws_a_table(
-    start: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """The committed table also has kinds that can no longer be trained."""
-    picture, damaged = tmp_path / "recall.png", tmp_path / "memories.json"
-    assert start("figures.memories", f"--picture={picture}") == 0
-    committed = json.loads(memories.TABLE.read_text("utf-8"))
-    result = json.loads(capsys.readouterr().out)
-    assert result["cells"] == len(committed["cells"])
-    assert picture.read_bytes().startswith(PNG)
-    damaged.write_text("{}")
-    assert start("figures.memories", f"--table={damaged} --picture={picture}") == 2
-    assert f"{damaged} is damaged" in capsys.readouterr().err

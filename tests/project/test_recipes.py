@@ -127,7 +127,6 @@ def test_what_cannot_be_decoded_is_refused(
         ("figures.reach", "--picture=no/y.png", "cannot write to the folder no"),
         ("figures.positions", "--workdir=~/absent", "{tmp}/absent holds no run"),
         ("figures.copying", "--recall 27", "argument --recall: invalid choice: 27"),
-        ("figures.memories", "--table=absent", "cannot use absent: No such file"),
         ("recipes.tasks", "copying --length=27", "--length and --symbols are at most"),
         ("recipes.series", "draw --samples=absent.npy", "cannot use absent.npy: No su"),
         ("recipes.compress", "encode ~/absent out", "cannot use {tmp}/absent: No such"),

@@ -143,7 +143,6 @@ FEWER: Values = {
     "train.segments_per_update": GROUP,
 }
 ACROSS: Values = {**FEWER, "train.gradient_segments": GROUP}
-# Two kinds that differ only in the evaluation share a training.
 KINDS: dict[str, Values] = {
     "none": dict.fromkeys(MEM_LENS, 0),
     BASE: {},
@@ -152,12 +151,7 @@ KINDS: dict[str, Values] = {
     "fast_weights": {"model.fast_weights": True},
     # As many bytes as with fast weights, if a head has 64 features.
     "longer": dict.fromkeys(MEM_LENS, MEM_LEN + 65),
-    # The cache's weight and factor are chosen on the validation split.
-    "cache": {"eval.cache_len": 2000, "eval.cache_weight": 0.1},
 }
-# The options of the cache to choose from.
-CACHE_THETAS, CACHE_WEIGHTS = (0.03, 0.1, 0.3), (0.05, 0.2, 0.5)
-TUNED_ON = 20_000  # tokens in the validation split
 
 
 def base(kind: str) -> str:

@@ -7,7 +7,6 @@ resumes an interrupted table.
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,15 +21,16 @@ from txl_jax.fields import Values
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
 from txl_jax.paper.options import TABLES, TableConfig
-from txl_jax.report.log import Progress, say, spent_seconds, to_json
-from txl_jax.runtime import distributed
+from txl_jax.report.log import Progress, say, spent_seconds
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
 from txl_jax.workdir import run_record
 from txl_jax.workdir.folder import METRICS, RUN
 from txl_jax.workdir.load import load
+from txl_jax.workdir.results import cached
 from txl_jax.workdir.staging import write_files
 
 RESULT = "lengths.json"  # in a run's workdir: its nll by attention length
+ASKED = "asked"  # the config, in the file of a run's result
 
 # Attention lengths, as multiples of training's: the paper's are 120 and 260 tokens for
 # 128, and 500 for 256.
@@ -96,45 +96,38 @@ def run_once(
     row: Config, workdir: Path, train: Train, make: MakeEvaluate = make_evaluate
 ) -> dict[int, float]:
     """Returns a run's nll by attention length, from its workdir if it is finished."""
+
+    def measure(run: TrainedRun) -> Json:
+        return run.result | score(row, workdir, run.tokens, make)
+
     path = workdir / RESULT
-    result = keep(
-        row,
-        path,
-        train,
-        lambda run: run.result | score(row, workdir, run.tokens, make),
-    )
+    result = train_once(row, path, train, measure)
     with refusing_damage(path):
         return {x: float(result["nll_nats"][str(x)]) for x in lengths(row)}
 
 
-def keep(
+def train_once(
     row: Config, path: Path, train: Train, measure: Callable[[TrainedRun], Json]
 ) -> Json:
-    """Returns the result in a file of the run's workdir for the same config.
+    """Trains a run in a file's folder and returns what `measure` finds.
 
-    If there is none, trains, and writes the result of `measure`.
+    A file with the result of the same config is returned instead.
     """
-    asked = identity(row)
-    with refusing_damage(path):
-        if path.exists():
-            saved: Json = json.loads(path.read_text("utf-8"))
-            if saved["asked"] == asked:
-                return saved
-    say(f"training and scoring {path.parent}")
-    with train(row, path.parent) as run:
-        result = {"asked": asked, **measure(run)}
-        text = to_json(result, indent=2) + "\n"
-        if distributed.is_first():
-            write_atomically(path, text)
-    return result
+
+    def train_and_measure() -> Json:
+        say(f"training and scoring {path.parent}")
+        with train(row, path.parent) as run:
+            return measure(run)
+
+    return cached(path, {ASKED: identity(row)}, train_and_measure)
 
 
 def identity(row: Config) -> Json:
-    """Returns all fields on which a run's result depends, in JSON types."""
+    """Returns all fields on which a run's result depends."""
     fields = dataclasses.asdict(row)
     for section in ("checkpoint", "run", "table"):
         del fields[section]
-    return json.loads(to_json(fields))
+    return fields
 
 
 def score(row: Config, workdir: Path, tokens: Tokens, make: MakeEvaluate) -> Json:

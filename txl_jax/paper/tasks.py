@@ -4,6 +4,8 @@ They show which distances a model learns to use; section 3.2 of the paper derive
 distances it can see. Capitals are to be remembered, digits are noise, ">" is the cue
 and lower-case letters are answers, the only tokens to score. Noise of a random length
 precedes each episode, so episodes may start anywhere in a segment.
+
+Dims: B streams, L segment, D model, V vocabulary, T tokens of a text.
 """
 
 import hashlib
@@ -12,10 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from txl_jax.data.options import SPLITS
-from txl_jax.runtime.storage import write_atomically
+from txl_jax.data.streams import Streams
+from txl_jax.evaluate import reader
+from txl_jax.evaluate.options import evaluation_model
+from txl_jax.model.segment import OneSegment
+from txl_jax.model.txl import TransformerXL
+from txl_jax.runtime.storage import Json, write_atomically
+from txl_jax.workdir.load import Loaded
 
 NOISE = b"0123456789"
 CUE = b">"
@@ -138,3 +149,31 @@ class MultiQuery(Recall):
 
 
 TEXTS = {task.kind: task for task in (Copying, Recall, MultiQuery)}
+
+
+@reader.from_hidden
+def count_segment(
+    model: TransformerXL, hidden_BLD: Array, segment: OneSegment
+) -> Array:
+    """Returns [answers, right answers, their nll in nats] of one segment."""
+    log_probs_BLV = model.embedding.log_probs(hidden_BLD)
+    targets_BL, weights_BL = segment.targets_BL, segment.weights_BL
+    nll_BL = -jnp.take_along_axis(log_probs_BLV, targets_BL[..., None], -1)[..., 0]
+    right_BL = jnp.argmax(log_probs_BLV, axis=-1) == targets_BL
+    return jnp.stack([jnp.sum(weights_BL * x_BL) for x_BL in (1, right_BL, nll_BL)])
+
+
+def count_answers(loaded: Loaded, text_T: np.ndarray) -> Json:
+    """Returns the number of answers, the share of right ones, and their mean nll.
+
+    An answer is right if it is the likeliest token, given the letters before it.
+    """
+    options = loaded.config.eval
+    B, L = options.streams, options.tgt_len
+    model = evaluation_model(loaded.model.config, options)
+    read = reader.Reader(model, count_segment, B, L, loaded.mesh)
+    streams = Streams(text_T, B, L, score_from=FIRST_ANSWER)
+    sums = jax.device_get([*read.read(loaded.params, streams.epoch())])
+    answers, right, nll = np.asarray(sums, np.float64).sum(axis=0).tolist()
+    share, nats = right / answers, nll / answers
+    return {"answers": int(answers), "accuracy": share, "nll_nats": nats}
