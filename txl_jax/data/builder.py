@@ -296,6 +296,10 @@ def _unpack(path: Path, members: Sequence[Member], folder: Path) -> dict[str, Pa
                 zipped.extractall(folder, targets)
             return targets
         with tarfile.open(path, "r|gz") as archive:
-            own = (x for x in archive if x.name.removeprefix("./") in targets)
-            archive.extractall(folder, own, filter="data")
+            for entry in archive:
+                target = targets.get(entry.name.removeprefix("./"))
+                if target and (content := archive.extractfile(entry)):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with target.open("wb") as file:
+                        shutil.copyfileobj(content, file)
     return targets

@@ -3,10 +3,10 @@
 The hash of a recipe is the name of the folder of the token files.
 """
 
-import collections
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +28,6 @@ from txl_jax.errors import UserError, require_one_of
 from txl_jax.report.log import Progress
 from txl_jax.runtime.storage import Json
 
-CHUNK = 1 << 20  # tokens in memory at once
 BYTES = 256
 
 
@@ -171,35 +170,13 @@ class Encoder:
         entries in the manifest.
         """
         try:
-            return self._encode(vocab, folder)
+            vocab = vocab or self._make_vocab()
+            return vocab, {x: self._write(x, vocab, folder) for x in SPLITS}
         except texts.NotUTF8 as error:
             if not self.text.locate:
                 raise
             split = next(split for split in SPLITS if self._name(split) == error.name)
             raise texts.NotUTF8(*self.text.locate(split, error.offset)) from error
-
-    def _encode(self, vocab: Vocab | None, folder: Path) -> tuple[Vocab, Json]:
-        meters = {split: texts.Meter() for split in SPLITS}
-        if vocab is None and self.recipe.kind == WordVocab.kind:
-            vocab, arrays = self._encode_words(meters, folder)
-        else:
-            vocab = made = vocab or self._make_vocab()
-            arrays = {
-                x: made.stream(self._read(x, "encoding", meters[x]), self._name(x))
-                for x in SPLITS
-            }
-        entries: Json = {}
-        for split in SPLITS:
-            path = folder / f"{split}.bin"
-            entry = entries[split] = _write(arrays[split], path, vocab.unknown)
-            if vocab.kind != NumberVocab.kind:
-                entry |= meters[split].counts()
-            if entry["tokens"] < 2:
-                raise UserError(
-                    f"corpus {self.corpus.name!r} is too small: its {split} split has "
-                    f"{entry['tokens']} tokens and needs at least 2; add text"
-                )
-        return vocab, entries
 
     def _name(self, split: str) -> str:
         return f"the {split} split of corpus {self.corpus.name!r}"
@@ -227,57 +204,35 @@ class Encoder:
             blocks = self._read("train", "learning from")
             lines = texts.lines(blocks, self._name("train"))
             return SubwordVocab.train(lines, recipe.vocab_size)
+        if recipe.kind == WordVocab.kind:
+            counts: Counter[str] = Counter()
+            for split in self.corpus.vocab_splits:
+                blocks = self._read(split)
+                for words in recipe.lines.stream(blocks, self._name(split)):
+                    counts.update(words)
+            return WordVocab.choose(counts, recipe.lines, recipe.vocab_size)
         if recipe.kind == NumberVocab.kind:
             size = recipe.vocab_size or number.largest(map(self._read, SPLITS)) + 1
             return NumberVocab(size)
         return ByteVocab()
 
-    def _encode_words(
-        self, meters: dict[str, texts.Meter], folder: Path
-    ) -> tuple[WordVocab, dict[str, Iterator[np.ndarray]]]:
-        """Returns the vocabulary of all words and the tokens of each split.
-
-        One pass over the text, which is twice as fast as two: words are numbered by
-        first occurrence, on disk, and tokens replace the numbers once the counts are
-        known.
-        """
-        lines = self.recipe.lines
-        numbers: dict[str, int] = collections.defaultdict()
-        numbers.default_factory = numbers.__len__  # type: ignore[attr-defined]
-        total = np.zeros(0, np.int64)
-        for split, meter in meters.items():
-            blocks = self._read(split, "counting", meter)
-            with (folder / f"{split}.numbers").open("wb") as file:
-                for words in lines.stream(blocks, self._name(split)):
-                    of_words = map(numbers.__getitem__, words)
-                    array = np.fromiter(of_words, np.int32, len(words))
-                    file.write(array.data)
-                    if split in self.corpus.vocab_splits:
-                        counts = np.bincount(array, minlength=len(numbers))
-                        counts[: len(total)] += total
-                        total = counts
-        occurring = {w: int(n) for w, n in zip(numbers, total, strict=False) if n}
-        vocab = WordVocab.choose(occurring, lines, self.recipe.vocab_size)
-        tokens = vocab.look_up(list(numbers))
-
-        def renumber(path: Path) -> Iterator[np.ndarray]:
-            with path.open("rb") as file:
-                while len(chunk := np.fromfile(file, np.int32, CHUNK)):
-                    yield tokens[chunk]
-            path.unlink()
-
-        return vocab, {split: renumber(folder / f"{split}.numbers") for split in meters}
-
-
-def _write(arrays: Iterable[np.ndarray], path: Path, unknown: int) -> Json:
-    """Writes the tokens of a split, and returns their entry in the manifest."""
-    tokens = unknowns = 0
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        for array in arrays:
-            file.write(array.data)
-            digest.update(array.data)
-            tokens += len(array)
-            if unknown >= 0:
-                unknowns += int(np.count_nonzero(array == unknown))
-    return {"tokens": tokens, "unknowns": unknowns, "sha256": digest.hexdigest()}
+    def _write(self, split: str, vocab: Vocab, folder: Path) -> Json:
+        """Writes the tokens of a split; returns its entry in the manifest."""
+        tokens = unknowns = 0
+        digest, meter = hashlib.sha256(), texts.Meter()
+        blocks = self._read(split, "encoding", meter)
+        with (folder / f"{split}.bin").open("wb") as file:
+            for array in vocab.stream(blocks, self._name(split)):
+                file.write(array.data)
+                digest.update(array.data)
+                tokens += len(array)
+                if vocab.unknown >= 0:
+                    unknowns += int(np.count_nonzero(array == vocab.unknown))
+        if tokens < 2:
+            raise UserError(
+                f"corpus {self.corpus.name!r} is too small: its {split} split has "
+                f"{tokens} tokens and needs at least 2; add text"
+            )
+        counts = {} if vocab.kind == NumberVocab.kind else meter.counts()
+        sums = {"tokens": tokens, "unknowns": unknowns, "sha256": digest.hexdigest()}
+        return sums | counts
