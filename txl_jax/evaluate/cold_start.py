@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -74,7 +73,7 @@ def measure(
         segments = [*streams.epoch()]
         for segment in segments:
             segment.weights_SBL[:, streams.stream_B >= end - first] = 0
-        nll_X = np.concatenate(jax.device_get([*reader.outputs(params, segments)]))
+        nll_X = np.concatenate([*reader.outputs(params, segments)])
         sum_T += nll_X[:T].astype(np.float64)
         progress(end * T, P * T)
     return sum_T / P, P

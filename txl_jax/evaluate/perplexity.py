@@ -100,7 +100,7 @@ def make_evaluate(
         sums = [*reader.read(params, each_segment(streams, progress))]
         # Summed in float64: the sum over a split exceeds float32's precision.
         scored = len(tokens) - 1
-        nll = float(np.sum(jax.device_get(sums), dtype=np.float64)) / scored
+        nll = float(np.sum(sums, dtype=np.float64)) / scored
         seconds = time.perf_counter() - started
         return {
             "tokens": scored,

@@ -76,28 +76,20 @@ def join_calls(segments: Iterable[Segment], count: int) -> Iterator[Segment]:
 def run_calls(
     program: Program, carry: Any, fixed: Any, segments: Iterable[Segment]
 ) -> Iterator[tuple[Any, Outputs]]:
-    """Yields (carry, outputs) of every call of a program (carry, fixed, segments).
+    """Yields (carry, outputs) for every call of a program (carry, fixed, segments).
 
-    At most AHEAD calls are in flight: the host prepares the next call meanwhile, but
-    its progress bar and its response to signals stay close to the devices' work.
+    The outputs are host arrays; the carry is the newest call's, which may be AHEAD
+    calls later. No more calls wait: the host prepares the next ones meanwhile, but its
+    progress bar and its response to signals stay close to the devices' work.
     """
     pending: collections.deque[Outputs] = collections.deque()
     for segment in segments:
         carry, outputs = program(carry, fixed, segment)
         pending.append(outputs)
         if len(pending) > AHEAD:
-            jax.block_until_ready(pending.popleft())
-        yield carry, outputs
-
-
-def fetch(outputs: Iterable[Outputs]) -> Iterator[Outputs]:
-    """Yields outputs as host arrays, AHEAD calls later, when they are computed."""
-    pending: collections.deque[Outputs] = collections.deque()
-    for output in outputs:
-        pending.append(output)
-        if len(pending) > AHEAD:
-            yield jax.device_get(pending.popleft())
-    yield from map(jax.device_get, pending)
+            yield carry, jax.device_get(pending.popleft())
+    for outputs in pending:
+        yield carry, jax.device_get(outputs)
 
 
 class Reader:

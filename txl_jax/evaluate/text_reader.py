@@ -21,7 +21,7 @@ from txl_jax.data.streams import OFF, Streams
 from txl_jax.data.text import token_dtype
 from txl_jax.errors import BadNumbers
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.reader import Reader, fetch, from_hidden
+from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.kernels.sharded import replicate
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
@@ -195,7 +195,7 @@ class TextReader:
         reader = self.make_reader(B, 1) if is_short else several
         parts: list[Results] = []
         at, step = 0, L * reader.n_segments
-        for outputs in fetch(reader.read(params, segments())):
+        for outputs in reader.read(params, segments()):
             context = min(E, at)
             new = slice(context, context + min(step, P - at))
             parts.append({name: x[:, new] for name, x in outputs.items()})

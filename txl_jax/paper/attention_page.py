@@ -204,7 +204,7 @@ def make_maps(loaded: Loaded, tokens: np.ndarray) -> Maps:
     read = Reader(model, tally_layers, 1, L)
     text = tokens[: first + T + 1]
     outputs = read.read(loaded.params, Streams(text, 1, L).epoch())
-    tallies = jax.device_get([*collections.deque(outputs, maxlen=n_segments)])
+    tallies = collections.deque(outputs, maxlen=n_segments)
     tally_SN: Any = jax.tree.map(lambda *x: np.stack(x), *tallies)
     shown_I = np.unique(np.linspace(0, T - 1, SHOWN).round().astype(int))
     shown_INHR = tally_SN.whole_HLR[shown_I // L, :, :, shown_I % L]

@@ -246,7 +246,7 @@ def make_context_nll(
             place_BT = positions_T[index_B][:, None] - np.arange(context, -1, -1)
             segments = cut(tokens[place_BT].astype(np.int32), L, read.n_segments)
             *_, nll_B = read.outputs(fixed, segments)
-            parts.append(np.asarray(nll_B, np.float64)[: T - begin])
+            parts.append(nll_B[: T - begin].astype(np.float64))
             progress(min(begin + B, T), T)
         return np.concatenate(parts)
 

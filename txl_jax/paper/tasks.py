@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -173,7 +172,7 @@ def count_answers(loaded: Loaded, text_T: np.ndarray) -> Json:
     model = evaluation_model(loaded.model.config, options)
     read = reader.Reader(model, count_segment, B, L, loaded.mesh)
     streams = Streams(text_T, B, L, score_from=FIRST_ANSWER)
-    sums = jax.device_get([*read.read(loaded.params, streams.epoch())])
+    sums = [*read.read(loaded.params, streams.epoch())]
     answers, right, nll = np.asarray(sums, np.float64).sum(axis=0).tolist()
     share, nats = right / answers, nll / answers
     return {"answers": int(answers), "accuracy": share, "nll_nats": nats}
