@@ -114,22 +114,3 @@ def test_three_commands_make_a_piece(
     assert start("recipes.music", line) == 0
     result = json.loads(capsys.readouterr().out)
     assert 2 <= result["bars"] <= 5 and Score("a.mid").note_num() == result["notes"] > 0
-
-
-@pytest.mark.parametrize(
-    "flags, line",
-    [
-        ("encode absent music", "absent is not a folder of at least 3 MIDI pieces"),
-        ("sample shakespeare no/a.mid", "cannot write to the folder no"),
-        ("sample shakespeare a.mid", "shakespeare is not a model of music"),
-    ],
-)
-def test_errors_are_one_line(
-    flags: str, line: str, tmp_path: Path, start: Start,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    assert start("recipes.music", flags) == 2
-    stdout, stderr = capsys.readouterr()
-    assert not stdout and not [*tmp_path.iterdir()]
-    assert line in stderr.strip().splitlines()[-1] and "Traceback" not in stderr

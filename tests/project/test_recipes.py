@@ -5,7 +5,6 @@ import hashlib
 import importlib
 import json
 import re
-import tracemalloc
 import types
 import zlib
 from collections import Counter
@@ -22,7 +21,6 @@ from tests.project.conftest import Start
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.data.vocab import CharVocab
-from txl_jax.errors import BadNumbers
 from txl_jax.evaluate.options import EvalConfig
 
 
@@ -31,16 +29,6 @@ def test_a_series_is_quantised_to_levels_in_use() -> None:
     assert len(numbers) == 2000 and numbers.dtype == np.uint8
     assert 0 < numbers.min() < 40 and 110 < numbers.max() < series.LEVELS - 1
     assert np.abs(np.diff(numbers.astype(int))).max() < 12, "it is smooth"
-
-
-def test_samples_of_a_claimed_shape_are_refused(tmp_path: Path) -> None:
-    for shape in ((10**9, 1000), (2**59, 1), (-1, 9)):
-        with (path := tmp_path / "x.npy").open("wb") as file:
-            header = {"descr": "<i8", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            file.write(bytes(64))
-        with refused("is not a .npy file of samples"):
-            series.draw(path, tmp_path / "x.png")
 
 
 def test_files_are_compressed_and_restored(tmp_path: Path) -> None:
@@ -64,58 +52,34 @@ def test_what_cannot_be_decoded_is_refused(
     compress = importlib.import_module("experiments.recipes.compress")
     out, new = tmp_path / "out", tmp_path / "new"
     content = compress.encode(b"text" * 50, seed=1)
+    end = 4 + int.from_bytes(content[:4], "little")
+    header = json.loads(zlib.decompress(content[4:end]))
 
     def decode(content: bytes) -> None:
         out.write_bytes(content)
         compress.convert("decode", out, new, seed=1)
 
-    def seal(content: bytes) -> bytes:
-        return content + hashlib.sha256(content).digest()
+    def forge(head: bytes) -> bytes:
+        head = zlib.compress(head)
+        made = len(head).to_bytes(4, "little") + head + content[end:-32]
+        return made + hashlib.sha256(made).digest()
+
+    def change(**fields: object) -> bytes:
+        return forge(json.dumps(header | fields).encode())
 
     flipped = content[:300] + bytes([content[300] ^ 1]) + content[301:]
-    for damaged in (content[:-1], flipped, b"no file", b"", seal(b"something else")):
+    forged = change(bytes=-1), change(bytes=10**18), change(seed="1"), forge(b"[]")
+    bomb = forge(b" " * 30_000_000)
+    for damaged in (content[:-1], flipped, b"", *forged, bomb):
         with refused("out is damaged"):
             decode(damaged)
-    end = 4 + int.from_bytes(content[:4], "little")
-    header = json.loads(zlib.decompress(content[4:end]))
-
-    def forge(**changes: object) -> bytes:
-        head = zlib.compress(json.dumps(header | changes).encode())
-        return seal(len(head).to_bytes(4, "little") + head + content[end:-32])
-
     with refused(re.escape("flax was 0.1, is now ")):
-        decode(forge(flax="0.1"))
-    with refused("seed = -1 must be from 0"):
-        decode(forge(seed=-1))
-    most = compress.DENSEST * (len(content) - 32 - end) // 4
-    sizes: list[object] = ["3000", 200.0, True, None, [], -1, most + 1, 10**18]
-    for wrong in sizes:
-        with refused("out is damaged"):
-            decode(forge(bytes=wrong))
-    for field, value in [("seed", "1"), ("seed", 1.0), ("sha256", 3)]:
-        with refused("out is damaged"):
-            decode(forge(**{field: value}))
-    bombs = b" " * 30_000_000, b"[" * 30_000, b"[]", b"{}", b"3", b"1" * 5000, b"\xff"
-    for head in map(zlib.compress, bombs):
-        tracemalloc.start()
-        with refused("out is damaged"):
-            decode(seal(len(head).to_bytes(4, "little") + head + content[end:-32]))
-        assert tracemalloc.get_traced_memory()[1] < 5_000_000
-        tracemalloc.stop()
-    with monkeypatch.context() as patch, refused("out of memory: .* has 200 bytes"):
-        patch.setattr(compress.np, "zeros", lambda *_: bytearray(2**62))
+        decode(change(flax="0.1"))
+    with refused("the predictions differ from the encoder's"):
+        decode(change(sha256="0" * 64))
+    monkeypatch.setattr(compress.programs, "processor", lambda: "another")
+    with refused("processor was .*, is now another"):
         decode(content)
-    with refused("the predictions differ from the encoder's"):
-        decode(forge(sha256="0" * 64))
-    with monkeypatch.context() as patch:
-        patch.setattr(compress, "JUMP", 1.5)  # not in the header: found in the end
-        wrong = compress.encode(b"text" * 50, seed=1)
-    with refused("the predictions differ from the encoder's"):
-        decode(wrong)
-    with monkeypatch.context() as patch:
-        patch.setattr(compress.programs, "processor", lambda: "another")
-        with refused("processor was .*, is now another"):
-            decode(content)
     assert not new.exists()
 
 
@@ -208,17 +172,10 @@ def test_the_top_layers_learn_the_classes(
     tune = functools.partial(classification.fine_tune, loaded, head, parts, layers=1)
     result = tune(rate=0.01, seed=1)
     assert result["accuracy"] > 0.8 and 2 <= result["best_epoch"] <= 8
-    # Steps in the wrong direction: the parameters before training are the best.
-    assert tune(rate=-0.01, seed=1) == {"accuracy": 11 / 21, "best_epoch": 0}
-    with pytest.raises(BadNumbers, match="lower --rate"):
-        tune(rate=np.inf, seed=1)
     trained = classification.choose_trained({"model": loaded.params, "bias_C": 1}, 1)
     layers = jax.tree.leaves(trained["model"].pop("layers"))
     assert all(each.ravel().tolist() == [0, 1] for each in layers)
     assert not any(jax.tree.leaves(trained.pop("model"))) and trained["bias_C"] == 1
-    untied = {"model": tiny.make_params(tiny.config(untie_r=True))}
-    of_u = classification.choose_trained(untied, 1, ("u", "w"))["model"]["u"]
-    assert of_u.ravel().tolist() == [0, 1]
 
 
 def test_parts_share_neither_files_nor_texts(tmp_path: Path) -> None:
@@ -244,17 +201,3 @@ def test_parts_share_neither_files_nor_texts(tmp_path: Path) -> None:
             (tmp_path / name / f"{n}.txt").write_text(f"{name} {n} " * 100)
     with refused("class b is too small: its train part is empty; give it more texts"):
         classification.split(classification.read_classes(str(tmp_path)), seed=1)
-    equal = {"a": [["x"], ["y"], ["z"]], "b": [["x"], ["y"], ["z"]]}
-    with refused(
-        "class b .* its train part has only texts of earlier classes or parts"
-    ):
-        classification.split(equal, seed=1)
-    for n in range(3):
-        (tmp_path / "b" / f"{n}.txt").write_text(f"b {n}")
-    (tmp_path / "a" / ".hidden").write_bytes(b"\xff")
-    parts = classification.split(classification.read_classes(str(tmp_path)), seed=1)
-    counts = {name: np.bincount(x.class_P).tolist() for name, x in parts.items()}
-    assert counts == {"train": [2, 1], "validation": [1, 1], "test": [2, 1]}
-    (tmp_path / "b" / "x.txt").write_bytes(b"\xff")
-    with refused("x.txt is not UTF-8: convert it, or move it away"):
-        classification.read_classes(str(tmp_path))
