@@ -81,34 +81,6 @@ class BadNumbers(Exception):
     status = BAD_NUMBERS
 
 
-_TRAINING = (
-    "lower train.batch_size or train.gradient_segments, raise train.batch_chunk or "
-    "mesh.fsdp, or set model.remat_policy=full"
-)
-# How to reduce memory, by mode.
-SAVINGS = {
-    "train": _TRAINING,
-    "table": _TRAINING,
-    "generate": "lower generate.mem_len or generate.samples",
-    "evaluate": "lower eval.streams, eval.mem_len, eval.tgt_len, "
-    "eval.segments_per_step or eval.cache_len",
-    "speed": "lower eval.streams, eval.tgt_len or the lengths of eval.sweep",
-    "": "choose a smaller model or less data at a time",  # programs in experiments/
-}
-
-
-def device_error(error: BaseException, mode: str) -> str:
-    """Returns the line for the user if memory is exhausted or cuDNN fails, else ""."""
-    reason = str(error).partition("\n")[0][:200] or type(error).__name__
-    exhausted = "RESOURCE_EXHAUSTED" in reason or "out of memory" in reason.lower()
-    if exhausted or isinstance(error, MemoryError):
-        default = "lower eval.mem_len or eval.tgt_len"
-        return f"out of memory ({reason}): {SAVINGS.get(mode, default)}"
-    if re.search("cudnn|cuda_dnn|dnn library", str(error), re.IGNORECASE):
-        return f"cuDNN fails ({reason}): set model.kernel to xla or chunked"
-    return ""
-
-
 def printable(text: str) -> str:
     """Escapes control characters for a terminal, except ends of lines and tabs."""
 

@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 import txl_jax
 from txl_jax.cli import entry
-from txl_jax.errors import USER_ERROR, UserError
+from txl_jax.errors import UserError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,21 +30,17 @@ def run_mode(args: list[str], is_program: bool) -> tuple[int, str]:
     """Runs one mode; returns the exit status, and the result or the help to print."""
     from txl_jax.cli import flags, help  # takes 0.2 s
 
-    try:
-        general, _ = flags.read_general(args)
-        if general.helpfull:
-            return 0, help.full()
-        if general.help:
-            return 0, help.of_mode(general.mode) if general.mode else help.short()
-        if general.version:
-            return 0, versions()
-        command = flags.parse(args)
-        if general.print_config:
-            return 0, help.resolved(command)
-        entry.import_jax()
-    except UserError as error:
-        print(f"txl_jax: {error}", file=sys.stderr)
-        return USER_ERROR, ""
+    general, _ = flags.read_general(args)
+    if general.helpfull:
+        return 0, help.full()
+    if general.help:
+        return 0, help.of_mode(general.mode) if general.mode else help.short()
+    if general.version:
+        return 0, versions()
+    command = flags.parse(args)
+    if general.print_config:
+        return 0, help.resolved(command)
+    entry.import_jax()
     from txl_jax.cli.modes import execute
 
     return execute(command, is_program)

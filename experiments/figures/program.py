@@ -86,10 +86,9 @@ def run(
             return int(end.code or 0), help.getvalue()
         to_stderr = contextlib.redirect_stdout(sys.stderr)
         with contextlib.nullcontext() if prints else to_stderr:
-            status, result = modes.attempt(
-                lambda: attempt(measure, args) or {}, "", argv is None
-            )
-        return status, f"{to_json(result)}\n" if result else ""
+            with modes.session("", argv is None):
+                result = attempt(measure, args)
+        return 0, f"{to_json(result)}\n" if result else ""
 
     return entry.run(work, argv is None)
 
@@ -101,10 +100,9 @@ def attempt(measure: Measure, args: argparse.Namespace) -> dict[str, Any] | None
         return measure(args)
     except BrokenPipeError:
         raise
-    except storage.errors() as error:
-        place = storage.place(error) if isinstance(error, OSError) else None
-        where = place or "the disk, stdout or gs://"
-        reason = getattr(error, "strerror", None) or storage.one_line(error)
+    except OSError as error:
+        where = storage.place(error) or "the disk or stdout"
+        reason = error.strerror or storage.one_line(error)
         raise UserError(f"cannot use {where}: {reason}") from error
     except ModuleNotFoundError as error:
         name = str(error.name).partition(".")[0]

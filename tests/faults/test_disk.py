@@ -31,6 +31,7 @@ from txl_jax.checkpoint.save_restore import Checkpoints
 from txl_jax.data.streams import Position
 from txl_jax.report.log import MetricsLog
 from txl_jax.runtime import storage
+from txl_jax.runtime.explain import explain
 
 pytestmark = pytest.mark.promise("Damage is noticed")
 
@@ -226,7 +227,8 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none" / "metrics.jsonl"
     with pytest.raises(FileNotFoundError) as caught:
         MetricsLog(path, 0, 9, 1)
-    assert storage.machine_error(caught.value).startswith(f"cannot use {path} (No such")
+    line = explain(caught.value)
+    assert line and line.startswith(f"cannot use {path} (No such")
 
 
 def test_links_are_followed_and_only_regular_files_are_replaced(tmp_path: Path) -> None:

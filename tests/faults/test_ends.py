@@ -17,9 +17,10 @@ from tests.support.processes import LIMIT_SECONDS, Processes
 from tests.support.trained import Home, home, own_home
 from txl_jax.checkpoint import save_restore
 from txl_jax.cli.draw_samples import print_first
-from txl_jax.cli.modes import check_finite, machine_errors
-from txl_jax.errors import BadNumbers, UserError, device_error
+from txl_jax.cli.modes import check_finite, session
+from txl_jax.errors import BadNumbers, UserError
 from txl_jax.report.log import say
+from txl_jax.runtime.explain import explain
 from txl_jax.workdir.load import load
 
 FIXTURES = home, own_home
@@ -184,13 +185,21 @@ def test_a_terminal_gets_no_control_characters(
 
 
 def test_only_errors_of_the_machine_are_user_errors(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="x.json .No space left"):
-        with machine_errors(tmp_path):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.json")
-    with pytest.raises(FileNotFoundError), machine_errors(tmp_path):
+    with pytest.raises(UserError, match="x.json .No space left"), session("", False):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.json")
+    with pytest.raises(FileNotFoundError), session("", False):
         (tmp_path / "missing").read_text()
-    with pytest.raises(BrokenPipeError), machine_errors(tmp_path):
+    with pytest.raises(BrokenPipeError), session("", False):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_a_store_out_of_reach_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gcsfs")
+    error = PermissionError("Forbidden: https://storage.googleapis.com/bucket")
+    line = explain(error)
+    assert line and line.startswith("cannot reach gs:// (PermissionError: Forbidden: ")
+    monkeypatch.delitem(sys.modules, "gcsfs")
+    assert explain(error) is None, "no path is on gs://"
 
 
 ADVICE = [("table", "train.batch"), ("score", "eval.mem"), ("evaluate", "eval.streams")]
@@ -203,12 +212,12 @@ def test_advice_on_too_little_memory_fits_the_mode(mode: str, advice: str) -> No
         RuntimeError("INTERNAL: Out of memory allocating 9 bytes"),
         RuntimeError("RESOURCE_EXHAUSTED: 9 bytes"),
     ):
-        assert f": lower {advice}" in device_error(error, mode)
-    assert device_error(RuntimeError("INTERNAL: a bug"), mode) == ""
+        assert f": lower {advice}" in str(explain(error, mode))
+    assert explain(RuntimeError("INTERNAL: a bug"), mode) is None
     error = RuntimeError("INTERNAL: CUDNN_STATUS_NOT_SUPPORTED\nin cuda_dnn.cc")
-    assert "STATUS_NOT_SUPPORTED): set model.kernel to" in device_error(error, mode)
+    assert "STATUS_NOT_SUPPORTED): set model.kernel to" in str(explain(error, mode))
     error = RuntimeError("DNN library initialization failed.")  # XLA's message
-    assert "failed.): set model.kernel to" in device_error(error, mode)
+    assert "failed.): set model.kernel to" in str(explain(error, mode))
 
 
 def test_a_nonfinite_result_is_an_error() -> None:

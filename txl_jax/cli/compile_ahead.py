@@ -14,11 +14,12 @@ import jax
 from txl_jax.aot import lower
 from txl_jax.aot.lower import Compiled, Slices
 from txl_jax.config import Config
-from txl_jax.errors import SAVINGS, UserError
+from txl_jax.errors import UserError
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.model.flops import needed_flops
 from txl_jax.report.log import say
+from txl_jax.runtime.explain import SAVINGS
 from txl_jax.runtime.programs import Program
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.options import MeshConfig

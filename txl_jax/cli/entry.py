@@ -7,7 +7,13 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 
-from txl_jax.errors import BROKEN_PIPE, USER_ERROR, UserError
+from txl_jax.errors import (
+    BROKEN_PIPE,
+    USER_ERROR,
+    BadNumbers,
+    Interrupted,
+    UserError,
+)
 from txl_jax.runtime import allocator
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # jax sets it to 1 unless it is set
@@ -24,14 +30,18 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 def run(work: Callable[[], tuple[int, str]], is_program: bool) -> int:
     """Prints the text that the work returns, and returns its exit status.
 
-    A program ends quietly if the reader of stdout has gone.
+    An error that a user can fix is one line on stderr. A program ends quietly if the
+    reader of stdout has gone.
     """
     if is_program:
         prepare_process()
+    text = ""
     try:
         status, text = work()
     except BrokenPipeError:
-        status, text = BROKEN_PIPE, ""
+        status = BROKEN_PIPE
+    except (UserError, Interrupted, BadNumbers) as error:
+        status = report(error)
     try:
         print(text, end="", flush=True)
     except OSError as error:
@@ -41,6 +51,16 @@ def run(work: Callable[[], tuple[int, str]], is_program: bool) -> int:
         print(f"txl_jax: stdout: {error.strerror}", file=sys.stderr)
         return status or USER_ERROR
     return status
+
+
+def report(error: UserError | Interrupted | BadNumbers) -> int:
+    """Prints why the program ends, and returns its exit status."""
+    if "txl_jax.runtime.distributed" in sys.modules:  # importing jax takes seconds
+        from txl_jax.runtime import distributed
+
+        return distributed.report(error)
+    print(f"txl_jax: {error}", file=sys.stderr)
+    return error.status
 
 
 def prepare_process() -> None:

@@ -1,12 +1,10 @@
 """The modes of the command line, and their execution with processes and signals."""
 
-import functools
 import logging
 import math
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import jax
 from etils import epy
@@ -16,12 +14,13 @@ from txl_jax.cli.flags import MODES, Command
 from txl_jax.config import Config, values_of, with_values
 from txl_jax.data import tokens as token_files
 from txl_jax.data.options import DataConfig
-from txl_jax.errors import BadNumbers, Interrupted, UserError, device_error
+from txl_jax.errors import BadNumbers, UserError
 from txl_jax.kernels import check, dispatch
 from txl_jax.paper.options import MEMORIES
 from txl_jax.report import provenance
 from txl_jax.report.log import say, showing_lines, to_json, waiting
-from txl_jax.runtime import distributed, programs, storage
+from txl_jax.runtime import distributed, programs
+from txl_jax.runtime.explain import explain
 from txl_jax.runtime.storage import Json
 from txl_jax.workdir.load import Loaded, initial_data, load
 from txl_jax.workdir.staging import UNWRITTEN
@@ -89,47 +88,41 @@ RUN: dict[str, Callable[[Command], Json]] = {
 
 def execute(command: Command, is_program: bool) -> tuple[int, str]:
     """Runs the command's mode; returns the exit status and the result to print."""
-
-    def work() -> Json:
+    with session(command.mode, is_program):
         if is_program:
             start_processes(command)
-        with machine_errors(command.workdir):
-            checked = command
-            if command.mode not in ("prepare", "import", "export", "compile"):
-                checked = command._replace(config=check_kernel(command.config))
-            result = RUN[command.mode](checked)
-            check_finite(result)
-            distributed.wait_for_all()
-        return {"mode": command.mode, **result}
-
-    status, result = attempt(work, command.mode, is_program)
-    if status or not distributed.is_first():
-        return status, ""
-    if lost := result.get(UNWRITTEN):
+        checked = command
+        if command.mode not in ("prepare", "import", "export", "compile"):
+            checked = command._replace(config=check_kernel(command.config))
+        result = {"mode": command.mode, **RUN[command.mode](checked)}
+        check_finite(result)
+        distributed.wait_for_all()
+    if not distributed.is_first():
+        return 0, ""
+    lost = result.get(UNWRITTEN)
+    if lost:
         say(f"txl_jax: {lost}")
-        status = UserError.status
-    return status, to_json(result) + "\n"
+    return UserError.status if lost else 0, to_json(result) + "\n"
 
 
-def attempt(work: Callable[[], Json], mode: str, is_program: bool) -> tuple[int, Json]:
-    """Does the work; returns (0, its result), or an error's exit status and {}.
+@contextmanager
+def session(mode: str, is_program: bool) -> Iterator[None]:
+    """Shows messages, and raises UserError for errors that `explain` explains.
 
     Settings of the whole process belong here: a user's program would keep them.
     """
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(showing_lines())
-            if is_program:
-                stack.push(functools.partial(distributed.exit_on_error, mode=mode))
-                save_restore.mute_orbax()  # each of its errors is reported in one line
-                logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # and raised
-            return 0, work()
-    except (UserError, Interrupted, BadNumbers) as error:
-        return distributed.report(error), {}
-    except (RuntimeError, MemoryError) as error:  # jax.errors.JaxRuntimeError is one
-        if not (line := device_error(error, mode)):
-            raise
-        return distributed.report(UserError(line)), {}
+    with ExitStack() as stack:
+        stack.enter_context(showing_lines())
+        if is_program:
+            stack.push(distributed.exit_on_error)
+            save_restore.mute_orbax()  # each of its errors is reported in one line
+            logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # and raised
+        try:
+            yield
+        except Exception as error:
+            if not (line := explain(error, mode)):
+                raise
+            raise UserError(line) from error
 
 
 def check_kernel(config: Config) -> Config:
@@ -178,21 +171,6 @@ def check_finite(result: Json) -> None:
                 "values overflow; try --config.model.dtype=float32, or with "
                 "eval.dynamic a lower eval.dynamic_lr"
             )
-
-
-@contextmanager
-def machine_errors(workdir: Path) -> Iterator[None]:
-    """Converts errors of the disk, of permissions and of gs:// to UserError."""
-    try:
-        yield
-    except storage.errors() as error:
-        line = storage.machine_error(error)
-        if storage.is_remote(workdir) and not isinstance(error, BrokenPipeError):
-            reason = storage.one_line(error)
-            line = line or f"cannot reach {workdir} ({reason}): check the permissions"
-        if not line:
-            raise
-        raise UserError(line) from error
 
 
 def check_equal(command: Command) -> None:

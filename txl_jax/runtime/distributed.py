@@ -28,7 +28,6 @@ from txl_jax.errors import (
     BadNumbers,
     Interrupted,
     UserError,
-    device_error,
 )
 from txl_jax.runtime import storage
 
@@ -199,9 +198,7 @@ def _barrier(key: str, seconds: int) -> None:
         multihost.get_barrier_sync_fn()(key=key, timeout_ms=1000 * seconds)
 
 
-def exit_on_error(
-    kind: object, error: BaseException | None, _: object, mode: str = "train"
-) -> None:
+def exit_on_error(_: object, error: BaseException | None, __: object) -> None:
     """An `__exit__` that ends one of several processes at once after an exception.
 
     A normal exit would wait for the others. Exceptions that all raise together pass.
@@ -215,8 +212,6 @@ def exit_on_error(
     if any(reason in text for reason in LOST):
         reason = str(error).strip().partition("\n")[0][:200]
         exit_now(f"another process is lost ({reason}); the same command resumes", RETRY)
-    if line := storage.machine_error(error) or device_error(error, mode):
-        exit_now(line, USER_ERROR)
     *rest, last = text.splitlines()
     for line in rest:
         warn(line)

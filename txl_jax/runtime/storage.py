@@ -194,33 +194,13 @@ def errors() -> tuple[type[Exception], ...]:
     return OSError, *retried, HttpError, GoogleAPIError, GoogleAuthError
 
 
-# Errors that no change to the program would prevent.
-OF_THE_MACHINE = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE),
-    *(errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR),
-    *(errno.ELOOP, errno.ENAMETOOLONG),
-)
-
-
 def place(error: OSError) -> str | None:
     """Returns the path that could not be used: for a rename, the target."""
     return error.filename2 or error.filename
 
 
-def machine_error(error: BaseException) -> str:
-    """Returns the message if a local disk or its permissions failed, else ""."""
-    if not isinstance(error, OSError):
-        return ""
-    where = place(error) or "the disk or stdout"
-    is_lost = os.path.islink(where) or not os.path.isdir(os.path.dirname(where) or ".")
-    known = (*OF_THE_MACHINE, errno.ENOENT) if is_lost else OF_THE_MACHINE
-    if error.errno not in known:
-        return ""
-    return f"cannot use {where} ({error.strerror}): fix this and run the command again"
-
-
 def one_line(error: BaseException) -> str:
-    """Returns the start of an error's message, after the reason in TensorStore's."""
+    """Returns one line: TensorStore's array and cause, if any, and the message."""
     text = str(error)
     array = re.search(r"""path\\?['"]: ?\\?['"]([^/'"\\]+)/\\?['"]""", text)
     system = re.search(r": ([^:\[]+) \[os_error_code=", text)

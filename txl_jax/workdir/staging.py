@@ -25,6 +25,7 @@ from txl_jax.errors import UserError
 from txl_jax.report import provenance
 from txl_jax.report.log import say, to_json
 from txl_jax.runtime import distributed, storage
+from txl_jax.runtime.explain import explain
 from txl_jax.runtime.storage import DAMAGE, Json
 
 LOCK = "run.lock"
@@ -123,7 +124,7 @@ def writing(workdir: Path, result: Json) -> Iterator[Path]:
         with Staging(workdir) as staging:
             yield staging.folder
     except storage.errors() as error:
-        result[UNWRITTEN] = storage.machine_error(error) or (
+        result[UNWRITTEN] = explain(error) or (
             f"cannot write to {workdir} ({storage.one_line(error)}): check the "
             "permissions and the network, and run the command again"
         )
