@@ -142,7 +142,7 @@ def memory_claims() -> Iterator[Claim]:
         here.append(f"{statistics.fmean(one):.1f} % to {statistics.fmean(eight):.1f} %")
         apart = apart and max(one) < min(eight)
     yield Claim(
-        "[Gradients across 8 segments teach the reach](segments.md)",
+        "[Gradients across 8 segments teach the reach](copying.md)",
         "not done",
         f"copying from 32 tokens back {here[0]}, from 64 back {here[1]}",
         len(accuracy(name, 32, 8)),

@@ -82,14 +82,14 @@ RUNS = (
     ),
     Run(
         "Copying across segments",
-        "segments.md",
+        "copying.md",
         "--gradient_segments 1 2 4 8 --updates 800",
         ("logs/copying_gradients.json",),
         3,
     ),
     Run(
         "Associative recall across segments",
-        "segments.md",
+        "copying.md",
         "--recall 2",
         ("logs/recall_gradients.json",),
         3,
