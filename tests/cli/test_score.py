@@ -47,7 +47,7 @@ def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
     options = {"path": str(tmp_path / "texts"), "output": str(output), **fields}
     config = ScoreConfig(**options)
     documents = score_texts.read_documents(
-        config, score_texts.find_files(config), WORDS, False
+        config, files.text_inputs(config.path, "score.path"), WORDS, False
     )
     result = score_texts.score_documents(documents, count, WORDS, config)
     return result, [json.loads(line) for line in output.read_text().splitlines()]
@@ -102,7 +102,9 @@ def test_lines_are_documents(tmp_path: Path, text: str, expected: list[str]) -> 
     path.write_text(text)
     config = ScoreConfig(path=str(path), lines=True)
     documents = list(
-        score_texts.read_documents(config, score_texts.find_files(config), WORDS, False)
+        score_texts.read_documents(
+            config, files.text_inputs(config.path, "score.path"), WORDS, False
+        )
     )
     assert [WORDS.decode(each.tokens_T) for each in documents] == expected
     names = [f"{path}:{n}" for n in range(1, len(expected) + 1)]
@@ -158,4 +160,4 @@ def test_files_that_cannot_be_scored_are_named(tmp_path: Path) -> None:
         list(documents)
     os.mkfifo(tmp_path / "pipe")
     with refused("score.path=.* is a pipe or a device: give a file"):
-        score_texts.find_files(ScoreConfig(path=str(tmp_path / "pipe")))
+        files.text_inputs(str(tmp_path / "pipe"), "score.path")

@@ -16,7 +16,7 @@ from txl_jax.data.number import NumberVocab
 from txl_jax.data.text import Meter
 from txl_jax.data.vocab import Vocab, report_unknown, spell
 from txl_jax.errors import UserError, refuse
-from txl_jax.evaluate.options import STDIN, ScoreConfig
+from txl_jax.evaluate.options import ScoreConfig
 from txl_jax.evaluate.text_reader import EVAL_FIELDS
 from txl_jax.report.log import Progress, json_lines, require_other, say, writing
 from txl_jax.runtime.storage import Json
@@ -40,7 +40,7 @@ def score_texts(loaded: Loaded) -> Json:
     """Scores the texts of the `score` section."""
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.score
     read = open_reader(loaded, *(("nll", "hidden") if options.hidden else ("nll",)))
-    texts = find_files(options)
+    texts = files.text_inputs(options.path, "score.path")
     require_other(options.output, filter(None, texts), "score.output")
     of_numbers = vocab.kind == NumberVocab.kind
     refuse(
@@ -58,12 +58,6 @@ def score_texts(loaded: Loaded) -> Json:
     return {**result, "step": loaded.step, **lengths}
 
 
-def find_files(config: ScoreConfig) -> Sequence[Path | None]:
-    """Returns the files of score.path, or [None] for stdin."""
-    is_stdin = config.path == STDIN
-    return [None] if is_stdin else files.text_files(config.path, "score.path")
-
-
 def read_documents(
     config: ScoreConfig,
     texts: Sequence[Path | None],
@@ -78,7 +72,7 @@ def read_documents(
             numbers = number.read_numbers(file, dtype)
             yield Document(name, encode(vocab, numbers, name), 0)
             continue
-        blocks = files.read_blocks(file) if file else iter([files.read_stdin()])
+        blocks = files.read_blocks(file)
         # bytes.splitlines would also end a line at a lone carriage return.
         lines = io.BytesIO(b"".join(blocks)) if config.lines else ()
         for n, text in enumerate(zip(lines) if config.lines else [blocks], 1):

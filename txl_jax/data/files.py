@@ -29,7 +29,7 @@ from txl_jax.data.byte_ranges import (
     size,
     whole,
 )
-from txl_jax.data.options import SPLIT_NAMES, SPLITS
+from txl_jax.data.options import SPLIT_NAMES, SPLITS, STDIN
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
 from txl_jax.runtime import storage
@@ -148,8 +148,12 @@ def text_start(head: bytes, name: Path | str) -> int:
     return len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
 
 
-def read_blocks(path: Path) -> Iterator[bytes]:
-    """Yields the content of a file in blocks, decompressed by its suffix."""
+def read_blocks(path: Path | None) -> Iterator[bytes]:
+    """Yields the blocks of a file, decompressed by its suffix; None is stdin."""
+    if path is None:
+        data = sys.stdin.buffer.read()
+        yield data[text_start(data, "stdin") :]
+        return
     try:
         with COMPRESSED.get(path.suffix, Path.open)(path, "rb") as file:
             block = file.read(1 << 20)
@@ -163,10 +167,9 @@ def read_blocks(path: Path) -> Iterator[bytes]:
         ) from error
 
 
-def read_stdin() -> bytes:
-    """Returns all of stdin."""
-    data = sys.stdin.buffer.read()
-    return data[text_start(data, "stdin") :]
+def text_inputs(path: str, field: str) -> list[Path | None]:
+    """Returns the files of a path as `text_files` does, or [None] for stdin."""
+    return [None] if path == STDIN else [*text_files(path, field)]
 
 
 def text_files(path: str, field: str = "data.path") -> list[Path]:

@@ -24,6 +24,7 @@ AGAIN = "delete it and prepare again"  # the advice for damaged data
 CORPUS_MODES = (
     "train evaluate generate attention prepare import compile table speed recl"
 )
+STDIN = "-"  # a path of text
 SLACK = 15  # a segment of varying length has at most tgt_len + SLACK tokens
 
 

@@ -63,10 +63,8 @@ class Cache(NamedTuple):
         return nll_BL, Cache(h_BKD[:, L:], target_BK[:, L:])
 
 
-def make_reader(
-    model_config: ModelConfig, config: EvalConfig, mesh: Mesh, summed: bool = True
-) -> Reader:
-    """Returns the reader of the mixture's nll in nats: nll_BL, or its sum if summed."""
+def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Reader:
+    """Returns the reader of the mixture's summed nll in nats."""
     model_config = evaluation_model(model_config, config)
 
     def read_and_mix(
@@ -76,8 +74,7 @@ def make_reader(
         h_BLD, memory = read_hidden(model, memory, segment, segment_len)
         nll_BL = model.embedding.nll(h_BLD, segment.targets_BL)
         nll_BL, cache = cache.mix(nll_BL, h_BLD, segment, config)
-        nll = jnp.sum(nll_BL * segment.weights_BL) if summed else nll_BL
-        return nll, (memory, cache)
+        return jnp.sum(nll_BL * segment.weights_BL), (memory, cache)
 
     def empty() -> Cache:
         B, C, D = config.streams, config.cache_len, model_config.d_model
@@ -85,4 +82,4 @@ def make_reader(
         return Cache(h_BCD, jnp.full((B, C), NONE, jnp.int32))
 
     B, L, S = config.streams, config.tgt_len, config.segments_per_step
-    return Reader(model_config, read_and_mix, B, L, mesh, more=empty, n_segments=S)
+    return Reader(model_config, read_and_mix, B, L, mesh, extra=empty, n_segments=S)

@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from txl_jax.checkpoint.options import check_which
-from txl_jax.data.options import SPLITS
+from txl_jax.data.options import SPLITS, STDIN
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.fields import Role, Section, field, fraction, one_of, size, size_or_off
 from txl_jax.model.config import ModelConfig
@@ -13,7 +13,6 @@ from txl_jax.model.config import ModelConfig
 if TYPE_CHECKING:
     import numpy as np
 
-STDIN = "-"
 UNITS = ("document", "line", "token")
 COLD_START = "cold_start"
 RATES = ("dynamic_lr", "dynamic_decay")

@@ -95,7 +95,7 @@ def run_calls(
 class Reader:
     """Reads segments of B streams and L tokens, with a memory that starts empty.
 
-    n_segments are computed together (`grouping.count_segments`; 0 = chosen). `more`
+    n_segments are computed together (`grouping.count_segments`; 0 = chosen). `extra`
     returns the initial value of what `read_segment` carries beside the memory, as
     (memory, value). Call `unstack` once, outside every loop.
     """
@@ -107,7 +107,7 @@ class Reader:
         batch_size: int,
         tgt_len: int,
         mesh: Mesh | None = None,
-        more: Callable[[], Any] | None = None,
+        extra: Callable[[], Any] | None = None,
         n_segments: int = 1,
     ) -> None:
         B, L = batch_size, tgt_len
@@ -120,7 +120,7 @@ class Reader:
 
         def empty(params: Params) -> Any:
             memory: Any = kind.empty_fixed(params, B, S * L, W)
-            memory = (memory, more()) if more else memory
+            memory = (memory, extra()) if extra else memory
             if mesh is None:
                 return memory
             places = shardings(mesh, letters(memory))

@@ -6,11 +6,12 @@ followed by 500 or 1,000 sampled tokens, each among the 40 likeliest.
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from txl_jax.data.files import read_blocks, read_stdin, text_files
+from txl_jax.data.files import read_blocks, text_inputs
 from txl_jax.data.vocab import CONTEXT, Vocab, report_unknown, spell
 from txl_jax.errors import UserError, prefixed
 from txl_jax.generate.options import GenerateConfig, generation_model
@@ -80,14 +81,13 @@ class Sample:
 
 def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
     """Returns the prompt of each sample, and reports unknown words."""
-    field, encoded, paths = "generate.prompt", [], []
+    field, encoded = "generate.prompt", []
+    files: list[Path | None] = []
     prompts = [(field, config.prompt)]
     if config.prompt.startswith("@"):
-        path = config.prompt[1:]
-        paths = [] if path == "-" else text_files(path, field)
-        texts = [(str(file), b"".join(read_blocks(file))) for file in paths]
-        prompts = []
-        for name, data in texts or [("stdin", read_stdin())]:
+        files, prompts = text_inputs(config.prompt[1:], field), []
+        for file in files:
+            name, data = str(file or "stdin"), b"".join(read_blocks(file))
             try:
                 lines = data.decode("utf-8").split("\n")  # splitlines would cut more
             except UnicodeDecodeError as error:
@@ -100,7 +100,7 @@ def read_prompts(config: GenerateConfig, vocab: Vocab) -> list[np.ndarray]:
     for name, prompt in prompts:
         with prefixed(name):
             encoded.append(vocab.encode(prompt))
-    require_other(config.output, paths, "generate.output")
+    require_other(config.output, filter(None, files), "generate.output")
     if not encoded or not all(map(len, encoded)):
         raise UserError(
             f"{field} = {config.prompt!r} has no token: give at least one, such as a "

@@ -50,6 +50,7 @@ from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import Json, say
 from txl_jax.report.plots import empty, finish
+from txl_jax.runtime.storage import replacing, write_atomically
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.resolve import warn_of_rotations
 from txl_jax.workdir.staging import writing
@@ -355,16 +356,18 @@ def write_page(
     """Writes page, pictures and arrays; returns their names. tokens: the split's."""
     pictures = {name: folder / f"attention_{name}.png" for name in PLOTS}
     for name, (draw, _) in PLOTS.items():
-        draw(maps).savefig(pictures[name], dpi=100)
+        with replacing(pictures[name]) as file:
+            draw(maps).savefig(file, dpi=100)
     target = int(maps.shown_I[0])
     first = target - maps.shown_NHIR.shape[-1] + 1
     before = min(first, CONTEXT)
     part = np.asarray(tokens[first - before : target + maps.targets + 1])
     words = [text.replace("\n", "⏎\n") for text in spell(decode, part, before=before)]
     page, table = folder / "attention.html", folder / "attention.npz"
-    page.write_text(make_page(maps, words, pictures, title), "utf-8")
+    write_atomically(page, make_page(maps, words, pictures, title))
     arrays = maps._asdict()
     means = {f"mean_NHR_{name}": x for name, x in arrays.pop("mean_NHR").items()}
-    np.savez_compressed(table, **arrays, **means)
+    with replacing(table) as file:
+        np.savez_compressed(file, **arrays, **means)
     files = {"page": page, "arrays": table, **pictures}
     return {kind: path.name for kind, path in files.items()}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from txl_jax.runtime.storage import Json
+from txl_jax.runtime.storage import Json, replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,8 +30,9 @@ def finish(figure: "Figure") -> "Figure":
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Finishes the figure and writes it."""
-    finish(figure).savefig(path, dpi=100)
+    """Finishes the figure and writes it as a PNG."""
+    with replacing(path) as file:
+        finish(figure).savefig(file, dpi=100)
 
 
 def plot_loss(lines: list[Json], path: Path, baselines: dict[str, float]) -> None:
