@@ -48,7 +48,7 @@ def test_blocks_cross_shards_exactly(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(builder, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(builder, "EXAMPLE_BYTES", 64)
     monkeypatch.setattr(builder, "SHARD_BYTES", 1000)  # no multiple of a block
     monkeypatch.setattr(builder, "READ_BYTES", 150)  # two blocks at once
     corpus = miniatures.install(name, tmp_path, monkeypatch)

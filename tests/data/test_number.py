@@ -27,7 +27,7 @@ def config(home: Path, path: Path, **fields: Any) -> DataConfig:
 def test_every_format_gives_the_same_tokens(
     name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(number, "CHUNK", 7)
+    monkeypatch.setattr(number, "BLOCK_NUMBERS", 7)
     path = tmp_path / name
     if dtype:
         NUMBERS.astype("<u2").tofile(path)

@@ -76,7 +76,7 @@ def test_sentences_are_found(text: list[int], expected: list[int]) -> None:
 def test_sentences_are_found_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     text = make_text(60)
     expected, order = find_sentences(text, END), permute(60, 7, 1)
-    monkeypatch.setattr("txl_jax.data.streams.CHUNK", 3)
+    monkeypatch.setattr("txl_jax.data.streams.CHUNK_ELEMENTS", 3)
     np.testing.assert_array_equal(find_sentences(text, END), expected)
     np.testing.assert_array_equal(permute(60, 7, 1), order)
 

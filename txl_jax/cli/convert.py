@@ -16,7 +16,7 @@ from txl_jax.convert.options import ConvertConfig
 from txl_jax.convert.release import Release, read_release, save_release
 from txl_jax.data import vocab
 from txl_jax.data.byte_ranges import checksum
-from txl_jax.data.options import OWN
+from txl_jax.data.options import FROM_CORPUS
 from txl_jax.data.word import WordVocab
 from txl_jax.errors import UserError, require_one_of
 from txl_jax.fields import Role, Values
@@ -97,17 +97,19 @@ def read_source(
     options: ConvertConfig, overrides: Values
 ) -> tuple[Source, Config, Json]:
     """Returns the model, its config, and its provenance, {} if that is unknown."""
-    if options.format == formats.OWN:
+    if options.format == formats.RELEASE:
         if vocab_path := overrides.get("data.vocab_path"):
             raise UserError(
                 f"data.vocab_path = {vocab_path!r}, but {options.source} contains its "
                 "vocabulary: leave the field out"
             )
         path = Path(options.source)
-        found = read_release(path)
-        saved = check_config(found.config, found.origin, path)
-        source = Source(saved.model, found.params, found.vocab, found.step, [path])
-        return source, saved, found.origin
+        release = read_release(path)
+        saved = check_config(release.config, release.origin, path)
+        source = Source(
+            saved.model, release.params, release.vocab, release.step, [path]
+        )
+        return source, saved, release.origin
     stated = {f"model.{x}": x for x in formats.STATED_FIELDS}
     fields = {x: overrides[name] for name, x in stated.items() if name in overrides}
     data = {x: value for x, value in overrides.items() if x.startswith("data.")}
@@ -130,8 +132,8 @@ def configure(
                 f"--config.{name}: the model was trained with another value; leave the "
                 "flag out, or start a run from the model with train.init_from"
             )
-    kind = overrides.get("data.vocab", OWN)
-    if kind not in (OWN, source.vocab.kind):
+    kind = overrides.get("data.vocab", FROM_CORPUS)
+    if kind not in (FROM_CORPUS, source.vocab.kind):
         raise UserError(
             f"--config.data.vocab={kind}: the vocabulary is of kind "
             f"{source.vocab.kind!r}: leave the flag out"
@@ -141,7 +143,7 @@ def configure(
 
 def export_model(options: ConvertConfig, loaded: Loaded, workdir: Path) -> Json:
     """Writes the model of a workdir to one file."""
-    require_one_of(options.format, [formats.OWN], "--format")
+    require_one_of(options.format, [formats.RELEASE], "--format")
     target = storage.local_path(options.target, "--target")
     remote = storage.is_remote(options.target)
     if remote or target.exists() or options.target.endswith("/"):

@@ -73,8 +73,8 @@ def draw_samples(
             f"generate.output = {options.output!r} takes samples of numbers of one "
             "length, without generate.stop: write JSON lines to FILE.jsonl"
         )
-    most = max(map(len, prompts)) + options.num_tokens
-    warn_of_rotations(config, "generate", most)
+    longest = max(map(len, prompts)) + options.num_tokens
+    warn_of_rotations(config, "generate", longest)
     window = config.eval.ext_len + config.eval.tgt_len
     reading = Reading(window, config.eval.segments_per_step)
     model = config.model, loaded.params, vocab

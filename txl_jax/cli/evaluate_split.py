@@ -87,9 +87,9 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
     rows: list[Json] = []
     say(aligned(field, ("perplexity", "bits/token", "tokens/s"), WIDTH))
     for value, each in configs.items():
-        own = adaptation and adaptation.at_rates(each.eval)
+        adapted = adaptation and adaptation.at_rates(each.eval)
         scores = evaluate_split(
-            loaded._replace(config=each), tokens, workdir, adaptation=own
+            loaded._replace(config=each), tokens, workdir, adaptation=adapted
         )
         if rates and value != trained and not math.isfinite(scores["ppl"]):
             say(f"{value:<{WIDTH}}diverges, and is left out of the result")

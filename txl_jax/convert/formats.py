@@ -13,8 +13,7 @@ from txl_jax.convert.pytorch import arrays
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.byte_ranges import require_regular
 from txl_jax.data.encode import CONVENTIONS
-from txl_jax.data.options import OWN as FROM_CORPUS
-from txl_jax.data.options import DataConfig
+from txl_jax.data.options import FROM_CORPUS, DataConfig
 from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
@@ -25,7 +24,7 @@ from txl_jax.report.log import say
 from txl_jax.runtime.storage import DAMAGE
 
 Stated = pytorch.Fields  # fields of the model that the user states
-OWN = "txl_jax"  # the format of `convert.release`
+RELEASE = "txl_jax"  # the format of `convert.release`
 MEMORY_FIELDS = ("mem_len", "clamp_len", "same_length")
 STATED_FIELDS = (*MEMORY_FIELDS, "cutoffs", "pre_lnorm")
 
@@ -45,8 +44,8 @@ def read_huggingface(source: str, data: DataConfig, _: Stated) -> Source:
     folder = Path(source)
     model, params = huggingface.from_pretrained(folder)
     vocab, file = _find_vocab(data, folder)
-    own = [folder / huggingface.CONFIG, huggingface.weight_file(folder)]
-    return Source(model, params, vocab, 1, [*own, file])
+    read = [folder / huggingface.CONFIG, huggingface.weight_file(folder)]
+    return Source(model, params, vocab, 1, [*read, file])
 
 
 def read_pytorch(source: str, data: DataConfig, stated: Stated) -> Source:
@@ -67,8 +66,8 @@ def read_tensorflow(source: str, data: DataConfig, stated: Stated) -> Source:
     prefix = tensorflow.find_prefix(source)
     # Released models have their vocabulary in data/, next to model/.
     vocab, file = _find_vocab(data, prefix.parent, prefix.parent.parent / "data")
-    own = sorted(prefix.parent.glob(f"{prefix.name}.*"))
-    return Source(model, params, vocab, step, [*own, file])
+    read = sorted(prefix.parent.glob(f"{prefix.name}.*"))
+    return Source(model, params, vocab, step, [*read, file])
 
 
 def read_nvidia(source: str, data: DataConfig, _: Stated) -> Source:
@@ -109,7 +108,7 @@ FORMATS: dict[str, Callable[[str, DataConfig, Stated], Source]] = {
 
 def check(config: ConvertConfig) -> None:
     """Raises UserError unless --format is known and --source exists."""
-    require_one_of(config.format, [OWN, *FORMATS], "--format")
+    require_one_of(config.format, [RELEASE, *FORMATS], "--format")
     index = f"{config.source}.index"  # if the source is a prefix of TensorFlow's files
     if not os.path.exists(config.source) and not os.path.exists(index):
         raise UserError(

@@ -66,9 +66,9 @@ class Keys:
             for n, dim in zip(shape, dims, strict=True)
         )
         if not fits or array.dtype.name not in FLOATS:
-            found = f"is {array.dtype} {shape}" if name in self else "is missing"
+            state = f"is {array.dtype} {shape}" if name in self else "is missing"
             raise UserError(
-                f"{self.rename(name)} {found}: expected floats of shape {expected}"
+                f"{self.rename(name)} {state}: expected floats of shape {expected}"
             )
         return shape
 
@@ -274,12 +274,12 @@ def _read_embedding(
         rows = keys.take("crit.cluster_weight", G, E_i[0])
         params["cluster_table"] = rows[::-1].copy()
         params["cluster_bias"] = keys.take("crit.cluster_bias", G)[::-1].copy()
-    own: list[np.ndarray] = []
+    out_tables: list[np.ndarray] = []
     if any(out_name.format(i) in keys for i in numbers):
-        own = [keys.take(out_name.format(i), *tables[i].shape) for i in numbers]
-    if not (tied := all(map(_equal, own, tables))):
+        out_tables = [keys.take(out_name.format(i), *tables[i].shape) for i in numbers]
+    if not (tied := all(map(_equal, out_tables, tables))):
         names = [f"out_table{suffix}" for suffix in suffixes]
-        params |= dict(zip(names, own, strict=True))
+        params |= dict(zip(names, out_tables, strict=True))
     config = {
         "vocab_size": sum(V_i),
         "d_embed": 0 if E_i[0] == D else E_i[0],

@@ -42,10 +42,10 @@ from txl_jax.errors import UserError
 from txl_jax.report.log import Progress, say, waiting
 from txl_jax.runtime.storage import one_line, refusing_damage
 
-BLOCK_BYTES = 1 << 20  # one example; reading single lines was 700 times slower
+EXAMPLE_BYTES = 1 << 20  # one example; reading single lines was 700 times slower
 SHARD_BYTES = 64 << 20  # one file on disk
 READ_BYTES = 1 << 20  # at once; reading single short texts was 30 times slower
-DAMAGE = RuntimeError, json_format.Error  # raised by ArrayRecord and TFDS
+TFDS_ERRORS = RuntimeError, json_format.Error  # raised by ArrayRecord and TFDS
 RETRIES = 4  # TFDS's ten retries wait 204 s without a network
 
 Example = tuple[int, dict[str, np.ndarray]]
@@ -102,8 +102,8 @@ class CorpusBuilder(tfds.core.ShardBasedBuilder):
 
 def _examples(ranges: ByteRanges, start: int, progress: Progress) -> Iterator[Example]:
     shard = cut(ranges, start, start + SHARD_BYTES)
-    for number, block in enumerate(blocks(shard, BLOCK_BYTES)):
-        key = start + number * BLOCK_BYTES
+    for number, block in enumerate(blocks(shard, EXAMPLE_BYTES)):
+        key = start + number * EXAMPLE_BYTES
         yield key, {"bytes": np.frombuffer(block, np.uint8)}
         progress.update(len(block))
 
@@ -123,7 +123,7 @@ def open_corpus(
     )
     folder = data_dir / CorpusBuilder.name / corpus.name / corpus.version
     with _quiet():
-        with refusing_damage(folder, AGAIN, *DAMAGE):
+        with refusing_damage(folder, AGAIN, *TFDS_ERRORS):
             # The only format of TFDS that is exact and does not need TensorFlow.
             builder = CorpusBuilder(
                 data_dir=data_dir, config=config, file_format="array_record"
@@ -142,7 +142,7 @@ def open_dataset(folder: Path) -> Callable[[str], Iterator[bytes]]:
 
     A newline follows each text that does not end with one.
     """
-    with refusing_damage(folder, AGAIN, *DAMAGE):
+    with refusing_damage(folder, AGAIN, *TFDS_ERRORS):
         builder = tfds.builder_from_directory(folder)
         info = builder.info
     ours = {SPLIT_NAMES[name]: name for name in info.splits if name in SPLIT_NAMES}
@@ -171,7 +171,7 @@ def open_dataset(folder: Path) -> Callable[[str], Iterator[bytes]]:
 
 def _read(builder: tfds.core.DatasetBuilder, split: str, feature: str) -> Iterator[Any]:
     """Yields a feature of a split in order; raises UserError if it is damaged."""
-    with refusing_damage(builder.data_path, AGAIN, *DAMAGE):
+    with refusing_damage(builder.data_path, AGAIN, *TFDS_ERRORS):
         info = builder.info.splits[split]
         with _quiet():
             source = builder.as_data_source(split)

@@ -24,6 +24,7 @@ class ByteRange:
     packed: Path | None = None  # the file that `path` was unpacked from
 
 
+BLOCK_BYTES = 1 << 20  # read at once
 ByteRanges = tuple[ByteRange, ...]
 Splits = dict[str, ByteRanges]
 
@@ -78,14 +79,16 @@ def _find_end(ranges: Sequence[ByteRange], at: int, limit: int) -> int:
     """Returns the first end in `[at, limit)`, preferably a line's, or else `at`."""
     for end in ENDS:
         offset = max(at - 1, 0)
-        for block in blocks(cut(ranges, offset, limit - 1), 1 << 20):
+        for block in blocks(cut(ranges, offset, limit - 1)):
             if found := end.search(block):
                 return offset + found.end()
             offset += len(block)
     return at
 
 
-def blocks(ranges: Sequence[ByteRange], block_size: int) -> Iterator[bytes]:
+def blocks(
+    ranges: Sequence[ByteRange], block_size: int = BLOCK_BYTES
+) -> Iterator[bytes]:
     """Yields the concatenated ranges in blocks; only the last one may be shorter."""
     for start in range(0, size(ranges), block_size):
         yield b"".join(map(_read, cut(ranges, start, start + block_size)))

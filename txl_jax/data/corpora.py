@@ -14,7 +14,6 @@ from txl_jax.data.number import open_numbers
 from txl_jax.data.options import DataConfig
 from txl_jax.errors import UserError, nearest
 
-BLOCK_BYTES = 1 << 20
 # The corpora that a field is for.
 FIELDS = {"dtype": ("tokens",)} | dict.fromkeys(
     ("path", "document_end"), ("text", "tokens")
@@ -102,7 +101,7 @@ def _check_fields(config: DataConfig, kind: str) -> None:
 
 def _of_ranges(splits: Splits) -> Text:
     return Text(
-        lambda split: blocks(splits[split], BLOCK_BYTES),
+        lambda split: blocks(splits[split]),
         lambda split, offset: locate(splits[split], offset),
     )
 
@@ -115,15 +114,15 @@ def _find_dataset(name: str, data_dir: Path) -> Path:
     path, _, version = name.partition(":")
     # TFDS prepares in a folder "incomplete.<random>_<version>" beside the finished one.
     pattern = f"**/{version or '[0-9]*'}/{INFO}"
-    found = sorted((data_dir / path).glob(pattern)) if path else []
-    if len(found) != 1:
-        names = ", ".join(os.path.relpath(file.parent, data_dir) for file in found)
+    infos = sorted((data_dir / path).glob(pattern)) if path else []
+    if len(infos) != 1:
+        names = ", ".join(os.path.relpath(file.parent, data_dir) for file in infos)
         raise UserError(
             f"data.corpus='tfds:{name}' names {names or 'no dataset'} in {data_dir}: "
             "give one as tfds:<name>/<config>:<version>, prepared by TFDS with "
             "file_format='array_record', or set data.data_dir to its folder"
         )
-    return found[0].parent
+    return infos[0].parent
 
 
 def vocab_file(corpus: Corpus, data_dir: Path) -> Path | None:

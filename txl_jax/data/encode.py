@@ -20,7 +20,7 @@ from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.catalog import CORPORA, Corpus
 from txl_jax.data.corpora import Text
 from txl_jax.data.number import NumberVocab
-from txl_jax.data.options import OWN, SPLITS, DataConfig
+from txl_jax.data.options import FROM_CORPUS, SPLITS, DataConfig
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
 from txl_jax.data.word import Lines, WordVocab
@@ -84,17 +84,17 @@ def resolve(
     `given` is the file that the config names; `published` is the corpus's, used for
     words unless the config changes them.
     """
-    kind = corpus.vocab if config.vocab == OWN else config.vocab
+    kind = corpus.vocab if config.vocab == FROM_CORPUS else config.vocab
     as_published = kind == "word" and not config.vocab_size
     path = given or (published if as_published else None)
     vocab = _read_vocab(config, corpus, path) if path else None
     kind = vocab.kind if vocab else kind
     of_numbers = kind == NumberVocab.kind, corpus.vocab == NumberVocab.kind
-    if config.vocab not in (OWN, kind) or len({*of_numbers}) > 1:
+    if config.vocab not in (FROM_CORPUS, kind) or len({*of_numbers}) > 1:
         raise UserError(
             f"data.corpus={corpus.name!r} and data.vocab={config.vocab!r} do not fit a "
-            f"vocabulary of kind {kind!r}: set data.vocab={OWN!r}, and data.vocab_path "
-            "to another one or to ''"
+            f"vocabulary of kind {kind!r}: set data.vocab={FROM_CORPUS!r}, and "
+            "data.vocab_path to another one or to ''"
         )
     if config.vocab_size and (path or kind not in ("word", "subword", "number")):
         raise UserError(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from txl_jax.data.byte_ranges import (
+    BLOCK_BYTES,
     ByteRange,
     ByteRanges,
     Splits,
@@ -156,9 +157,9 @@ def read_blocks(path: Path | None) -> Iterator[bytes]:
         return
     try:
         with COMPRESSED.get(path.suffix, Path.open)(path, "rb") as file:
-            block = file.read(1 << 20)
+            block = file.read(BLOCK_BYTES)
             yield block[text_start(block, path) :]
-            while block := file.read(1 << 20):
+            while block := file.read(BLOCK_BYTES):
                 yield block
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise UserError(
@@ -202,13 +203,13 @@ def corpus_files(path: str) -> list[Path]:
     files = text_files(path)
     top = Path(os.path.commonpath([file.parent for file in files]))
     below = {p for file in files for p in file.parents if top in p.parents}
-    own = {
+    not_text = {
         folder
         for folder in below
         if {"config.json", "vocab.json"} <= {*os.listdir(folder)}
         or (folder.name == "txl_jax" and any(folder.glob("*.lock")))
     }
-    return [file for file in files if not own.intersection(file.parents)]
+    return [file for file in files if not not_text.intersection(file.parents)]
 
 
 def require_apart(path: str, workdir: Path) -> None:
@@ -234,13 +235,13 @@ def named_splits(path: str, files: Sequence[Path]) -> list[str]:
     """
     top = os.path.commonpath([file.parent for file in files])
     splits = []
-    found: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    names: dict[str, list[Path]] = {split: [] for split in SPLITS}
     for name in (file.relative_to(top) for file in files):
         splits.append(" or ".join(sorted(_stated_splits(name))) or "no split")
-        found.setdefault(splits[-1], []).append(name)
+        names.setdefault(splits[-1], []).append(name)
     listing = "; ".join(
         f"{split}: {some[0]}" + (f" and {len(some) - 1} more" if some[1:] else "")
-        for split, some in found.items()
+        for split, some in names.items()
         if some
     )
     if {*splits} == {*SPLITS}:

@@ -17,8 +17,8 @@ from txl_jax.data.text import token_dtype
 from txl_jax.errors import UserError
 from txl_jax.runtime.storage import Json
 
-READ = np.dtype("<i4")
-CHUNK = 1 << 20  # numbers in memory at once
+STORED = np.dtype("<i4")
+BLOCK_NUMBERS = 1 << 20  # read at once
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class NumberVocab:
         return self._check(parse(text, "the text"), "the text")
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
-        """Yields the tokens of a whole split of dtype READ."""
+        """Yields the tokens of a whole split of dtype STORED."""
         for block in blocks:
-            yield self._check(np.frombuffer(block, READ), name)
+            yield self._check(np.frombuffer(block, STORED), name)
 
     def _check(self, numbers: np.ndarray, name: str) -> np.ndarray:
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.size:
@@ -78,17 +78,17 @@ def parse(text: str, name: str) -> np.ndarray:
 
 def largest(splits: Iterable[Iterator[bytes]]) -> int:
     """Returns the largest number of some splits."""
-    return max(int(np.frombuffer(x, READ).max()) for split in splits for x in split)
+    return max(int(np.frombuffer(x, STORED).max()) for split in splits for x in split)
 
 
 def read_numbers(path: Path, dtype: str) -> Iterator[bytes]:
-    """Yields the numbers of a file as bytes of dtype READ.
+    """Yields the numbers of a file as bytes of dtype STORED.
 
     The file is a .npy or a .bin of `dtype` in little-endian order. Raises UserError if
     it contains anything but whole numbers from 0 to 2^31 - 1.
     """
     array = _open(path, dtype)
-    return _chunks([(str(path), array)], 0, len(array))
+    return _blocks([(str(path), array)], 0, len(array))
 
 
 def _open(path: Path, dtype: str) -> np.ndarray:
@@ -109,22 +109,22 @@ def _open(path: Path, dtype: str) -> np.ndarray:
     return array
 
 
-def _chunks(
+def _blocks(
     arrays: list[tuple[str, np.ndarray]], start: int, stop: int
 ) -> Iterator[bytes]:
     """Yields the numbers [start, stop) of concatenated, named arrays."""
     first = 0
     for name, array in arrays:
         end = min(stop - first, len(array))
-        for low in range(max(start - first, 0), end, CHUNK):
-            numbers = np.asarray(array[low : min(low + CHUNK, end)])
+        for low in range(max(start - first, 0), end, BLOCK_NUMBERS):
+            numbers = np.asarray(array[low : min(low + BLOCK_NUMBERS, end)])
             if not 0 <= numbers.min() <= numbers.max() < 2**31:
                 raise UserError(
                     f"{name} has numbers from {numbers.min()} to {numbers.max()}, "
                     "outside 0 to 2147483647: shift or quantise them, and "
                     "check data.dtype"
                 )
-            yield numbers.astype(READ).tobytes()
+            yield numbers.astype(STORED).tobytes()
         first += len(array)
 
 
@@ -144,12 +144,12 @@ def open_numbers(
         arrays.setdefault(name, []).extend([(str(file), _open(file, dtype)), end])
 
     def numbers(split: str) -> Iterator[bytes]:
-        own = arrays.get(split) or arrays[""]
-        total = sum(len(array) for _, array in own)
+        named = arrays.get(split) or arrays[""]
+        total = sum(len(array) for _, array in named)
         if split in arrays:
-            return _chunks(own, 0, total)
+            return _blocks(named, 0, total)
         at = SPLITS.index(split)
         start, stop = (total * n // 100 for n in (0, 90, 95, 100)[at : at + 2])
-        return _chunks(own, start, stop)
+        return _blocks(named, start, stop)
 
     return numbers

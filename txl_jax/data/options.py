@@ -19,7 +19,7 @@ SPLIT_NAMES = {split: split for split in SPLITS} | dict.fromkeys(
 SPLIT_NAMES |= {"training": "train", "testing": "test"}
 VOCAB_KINDS = ("byte", "char", "word", "subword", "number")
 DTYPES = tuple("uint8 uint16 uint32 uint64 int8 int16 int32 int64".split())
-OWN = "corpus"  # the kind of vocabulary in the corpus's published results
+FROM_CORPUS = "corpus"  # the kind of vocabulary in the corpus's published results
 AGAIN = "delete it and prepare again"  # the advice for damaged data
 CORPUS_MODES = (
     "train evaluate generate attention prepare import compile table speed recl"
@@ -48,8 +48,8 @@ class DataConfig(Section, name="data", modes=CORPUS_MODES, roles=Role.IDENTITY):
         help="Folder of prepared data, also gs://. Empty is TFDS's.",
     )
     vocab: str = field(
-        OWN,
-        one_of((OWN, *VOCAB_KINDS)),
+        FROM_CORPUS,
+        one_of((FROM_CORPUS, *VOCAB_KINDS)),
         roles=Role.IDENTITY | Role.INHERITED,
         help='Kind of vocabulary. "corpus" is the one of published results.',
     )

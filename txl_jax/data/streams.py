@@ -23,7 +23,7 @@ from txl_jax.model.segment import Segment
 
 OFF = -1  # the id of no token
 SHORTEST = 5  # tokens of a segment of varying length; at most tgt_len + SLACK
-CHUNK = 2**22  # elements of the file or of a permutation processed at once
+CHUNK_ELEMENTS = 2**22  # of the file or of a permutation, processed at once
 Bits = TypeVar("Bits", int, np.ndarray)  # 64 bits; arrays are uint64
 # Purposes of `draw`, with independent numbers.
 ROTATION, LENGTH, SHUFFLE = 1, 2, 3
@@ -117,12 +117,12 @@ class Streams:
         """
         if not self.varlen:
             return self.tgt_len
-        bits, more = (
+        bits, other_bits = (
             draw(self.seed, LENGTH, position.epoch, 2 * position.segment + n)
             for n in (0, 1)
         )
-        normal = bits.bit_count() + (more >> 28).bit_count() - 50
-        halved = more % 2**28 < 2**28 // 20
+        normal = bits.bit_count() + (other_bits >> 28).bit_count() - 50
+        halved = other_bits % 2**28 < 2**28 // 20
         about = self.tgt_len // 2 if halved else self.tgt_len
         return min(max(about + normal, SHORTEST), self.tgt_len + SLACK)
 
@@ -244,8 +244,8 @@ def find_sentences(tokens: np.ndarray, sentence_end: int) -> np.ndarray:
     tokens = np.asarray(tokens)
     ends = np.concatenate(
         [
-            np.flatnonzero(tokens[at : at + CHUNK] == sentence_end) + (at + 1)
-            for at in range(0, len(tokens), CHUNK)
+            np.flatnonzero(tokens[at : at + CHUNK_ELEMENTS] == sentence_end) + (at + 1)
+            for at in range(0, len(tokens), CHUNK_ELEMENTS)
         ]
     )
     if not len(ends):
@@ -267,10 +267,10 @@ def permute(n: int, seed: int, epoch: int) -> np.ndarray:
     """
     low = (1 << n.bit_length()) - 1
     keys = np.empty(n, np.uint64)
-    for at in range(0, n, CHUNK):
-        number = np.arange(at, min(at + CHUNK, n), dtype=np.uint64)
+    for at in range(0, n, CHUNK_ELEMENTS):
+        number = np.arange(at, min(at + CHUNK_ELEMENTS, n), dtype=np.uint64)
         bits = draw(seed, SHUFFLE, epoch, number)
-        keys[at : at + CHUNK] = bits & (2**64 - 1 - low) | number
+        keys[at : at + CHUNK_ELEMENTS] = bits & (2**64 - 1 - low) | number
     keys.sort()
     keys &= low
     return keys.astype(np.min_scalar_type(n))

@@ -24,7 +24,7 @@ from txl_jax.data import corpora
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.encode import Encoder, Recipe, resolve
-from txl_jax.data.options import AGAIN, OWN, SPLITS, DataConfig
+from txl_jax.data.options import AGAIN, FROM_CORPUS, SPLITS, DataConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.report.log import say, waiting
@@ -108,12 +108,14 @@ def prepare(
     """
     with distributed.first_before_others():
         tokens = _prepare(config)
-    own, other = (each.to_json() for each in (vocab or tokens.vocab, tokens.vocab))
-    if own.get("words", own) != other.get("words", other):  # lines may differ
+    corpus_vocab = tokens.vocab.to_json()
+    given = (vocab or tokens.vocab).to_json()
+    # The marks of lines may differ.
+    if given.get("words", given) != corpus_vocab.get("words", corpus_vocab):
         raise UserError(
             "the model has another vocabulary than the corpus: set data.vocab_path to "
-            f"the vocab.json of its workdir, data.vocab to {OWN!r} and data.vocab_size "
-            "to 0"
+            f"the vocab.json of its workdir, data.vocab to {FROM_CORPUS!r} and "
+            "data.vocab_size to 0"
         )
     sha256 = {name: each["sha256"] for name, each in tokens.manifest["splits"].items()}
     if trained_on and trained_on != sha256:

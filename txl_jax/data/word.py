@@ -98,11 +98,11 @@ class WordVocab:
         specials = lines.specials
         by_count = sorted(counts, key=counts.__getitem__, reverse=True)  # stable
         ordered = [word for word in by_count if word not in specials]
-        most = max_size or len(specials) + len(ordered)
-        kept = ordered[: max(most - len(specials), 0)]
+        size = max_size or len(specials) + len(ordered)
+        kept = ordered[: max(size - len(specials), 0)]
         if len(kept) < len(ordered) and not {*UNKNOWN} & {*kept}:
             specials = [*specials, UNKNOWN[0]]
-            kept = kept[: max(most - len(specials), 0)]
+            kept = kept[: max(size - len(specials), 0)]
         return cls([*specials, *kept], lines)
 
     def __len__(self) -> int:

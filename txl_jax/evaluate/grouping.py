@@ -110,11 +110,11 @@ def window_tokens(
     queries = L if platform == "gpu" else T
     if not wastes_scores(config, B, queries, M + queries, mesh):
         return T
-    most = (M + L) * 4 // 3 - M
+    longest = (M + L) * 4 // 3 - M
     if platform == "cpu":
-        most = min(most, CPU_ROWS // B)
+        longest = min(longest, CPU_ROWS // B)
     parts = [n * L for n in range(1, n_segments + 1) if n_segments % n == 0]
-    sizes = [W for W in parts if W <= max(most, L)]
+    sizes = [W for W in parts if W <= max(longest, L)]
     heads = config.n_head * (B // (shards(mesh, "B") if mesh else 1))
     enough = [W for W in sizes if heads * W * (M + W) >= GPU_SCORES]
     return enough[0] if platform == "gpu" and enough else sizes[-1]

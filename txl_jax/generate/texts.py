@@ -150,8 +150,8 @@ def draw(
     longest, one = max(map(len, prompts)), len(prompts) == 1
     mem_len = generation_model(model_config, config).mem_len
     if not mem_len and longest > reading.window:
-        most = reading.window
-        say(f"the prompt has {longest} tokens: only the newest {most} are used")
+        used = f"only the newest {reading.window} are used"
+        say(f"the prompt has {longest} tokens: {used}")
     B = math.ceil(len(prompts) / math.ceil(len(prompts) / STREAMS))
     rest = B, longest, len(vocab), reading, every if one else 0
     sampler = Sampler(model_config, params, config, *rest)

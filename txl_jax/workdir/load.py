@@ -80,8 +80,8 @@ def load(workdir: str | Path, config: Config | None = None) -> Loaded:
         if config.mesh != saved.mesh:
             raise
         near = nearest_mesh(config.mesh, jax.device_count())
-        own, new = map(dataclasses.astuple, (config.mesh, near))
-        say(f"the run's mesh {own} does not fit this machine: reading on {new}")
+        old, new = map(dataclasses.astuple, (config.mesh, near))
+        say(f"the run's mesh {old} does not fit this machine: reading on {new}")
         config = dataclasses.replace(config, mesh=near)
         mesh = fit_mesh(config)
     splits = trained_on(workdir, release.origin if release else read_run(workdir))
@@ -126,8 +126,8 @@ def initial_data(config: Config, workdir: Path) -> DataConfig:
 
     Later starts read the copy in the workdir, so that they do not need the other run.
     """
-    source, own = config.train.init_from, storage.absolute(workdir) / VOCAB
-    if not source or config.data.vocab_path != str(own) or storage.is_file(own):
+    source, copy = config.train.init_from, storage.absolute(workdir) / VOCAB
+    if not source or config.data.vocab_path != str(copy) or storage.is_file(copy):
         return config.data
     return dataclasses.replace(
         config.data, vocab_path=str(find_workdir(source) / VOCAB)
