@@ -17,7 +17,9 @@ def points(curve: Any) -> list[list[float]]:
     return [np.asarray(values).tolist() for values in curve.get_data()]
 
 
-def test_curves_show_bits_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_show_bits_by_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(
         Figure, "savefig", lambda figure, *_, **__: figures.append(figure)
@@ -30,7 +32,7 @@ def test_curves_show_bits_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
         metrics.append({"step": step, "exact": exact, "timing": {}})
     metrics[4]["exact"]["loss"] = metrics[19]["exact"]["valid_nll"] = None
     metrics[5]["exact"]["loss"] = math.nan  # an update that was skipped
-    plot_loss(metrics, Path("loss.png"), BASELINES)
+    plot_loss(metrics, tmp_path / "loss.png", BASELINES)
     axes, below = figures[0].axes
     curves = {str(line.get_label()): line for line in axes.get_lines()}
     steps = [*range(1, 5), *range(7, 41)]
