@@ -17,7 +17,7 @@ from txl_jax.sharding.rules import place_segments
 from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import init_state
-from txl_jax.update.step import make_train_step
+from txl_jax.update.step import TrainStep
 
 OPTIM = OptimConfig(schedule="constant")
 
@@ -66,7 +66,7 @@ class Step:
         )
         schedule = make_schedule(OPTIM, train.num_steps)
         model = TransformerXL(job.config)
-        self.function = make_train_step(model, optimizer, schedule, train)
+        self.function = TrainStep(model, optimizer, schedule, train)
         streams = Streams(job.text(), job.batch_size, job.tgt_len)
         segments, _ = streams.batch(Position(), job.segments)
         self.segments = place_segments(mesh, segments)

@@ -55,7 +55,7 @@ from txl_jax.sharding.options import MeshConfig
 from txl_jax.update.optim import clip
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import Average, TrainState, init_state
-from txl_jax.update.step import make_train_step
+from txl_jax.update.step import TrainStep
 
 from ..figures import program
 
@@ -71,7 +71,7 @@ RISE = optax.linear_schedule(0.0, 3e-3, 50)  # then 3e-3, falling from 4,050
 RATE = optax.join_schedules([RISE, lambda k: 0.19 * jnp.maximum(k, 4000) ** -0.5], [50])
 OPTIMIZER = optax.chain(clip(0.5), optax.scale_by_adam(b2=0.98))  # adapts faster
 TRAIN = TrainConfig(batch_size=B + R, tgt_len=L)
-STEP = make_train_step(TransformerXL(MODEL), OPTIMIZER, RATE, TRAIN)
+STEP = TrainStep(TransformerXL(MODEL), OPTIMIZER, RATE, TRAIN)
 AVERAGE_DECAY = 0.98
 JUMP = 0.05  # the probability that a segment is read again at a new random place
 FIXED_MODEL, lay_out = fixed_model(MODEL)

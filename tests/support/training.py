@@ -18,7 +18,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.update.optim import Schedule
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.state import TrainState
-from txl_jax.update.step import make_train_step
+from txl_jax.update.step import TrainStep
 
 
 def train(
@@ -53,5 +53,5 @@ def train(
     options = TrainConfig(
         num_steps=S, batch_size=B, tgt_len=L, segments_per_call=S, eval_every=S
     )
-    step = make_train_step(TransformerXL(config), optimizer, schedule, options)
+    step = TrainStep(TransformerXL(config), optimizer, schedule, options)
     return jax.jit(step)(state, segments)[1]

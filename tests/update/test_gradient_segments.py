@@ -33,7 +33,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.update import step as steps
 from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import TrainConfig
-from txl_jax.update.step import make_train_step, nll_sum, sum_gradients
+from txl_jax.update.step import TrainStep, nll_sum, sum_gradients
 
 Sums = tuple[Any, Memory]  # the gradient of the summed nll, and the memory at the end
 PLAINLY: dict[str, Any] = {"kernel": "xla", "remat_policy": "none", "unroll": 1}
@@ -131,7 +131,7 @@ def test_an_optimizer_gets_the_gradient_across_segments(name: str) -> None:
     rates = dataclasses.replace(OPTIM, optimizer=name, schedule="constant", lr=0.5)
     optimizer, schedule = make_optimizer(rates), make_schedule(rates, 96)
     state, segments = make_state(PLAIN, optimizer), make_segments(4)
-    step = make_train_step(TransformerXL(PLAIN), optimizer, schedule, options(2))
+    step = TrainStep(TransformerXL(PLAIN), optimizer, schedule, options(2))
     after, metrics = jax.jit(step)(state, segments)
     grads, _ = in_sequence(PLAIN, 2)
     tokens = segments.weights_SBL.sum()

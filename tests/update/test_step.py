@@ -25,7 +25,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import Average, TrainState
-from txl_jax.update.step import make_train_step, nll_sum, sum_gradients
+from txl_jax.update.step import TrainStep, nll_sum, sum_gradients
 
 B, L, G, C = 4, 4, 2, 2
 PARAMS: Any = tiny.make_params()
@@ -78,7 +78,7 @@ def make_step(
 ) -> Step:
     schedule = optax.constant_schedule(SGD_RATE) if optimizer is SGD else SCHEDULE
     network = TransformerXL(model)
-    return jax.jit(make_train_step(network, optimizer, schedule, config, AVERAGE))
+    return jax.jit(TrainStep(network, optimizer, schedule, config, AVERAGE))
 
 
 # One update, compiled once for all tests.

@@ -64,15 +64,27 @@ class TrainState:
 
 
 Metrics = dict[str, Array]  # by name; [U] for the updates of a call
-TrainStep = Callable[[TrainState, Segment], tuple[TrainState, Metrics]]
 
 
 class Updater(NamedTuple):
-    """Creates and updates the state of a run."""
+    """Creates and updates the state of a run; both functions are jitted."""
 
-    init: Callable[[], TrainState]  # makes a fresh state; jitted
+    init: Callable[[], TrainState]  # makes a fresh state
     like: TrainState  # shapes, dtypes and shardings
-    step: TrainStep  # not jitted
+    step: jax.stages.Wrapped  # (state, segments) -> (state, metrics)
+
+
+def jit_step(
+    step: Callable[..., tuple[TrainState, Metrics]], like: TrainState
+) -> jax.stages.Wrapped:
+    """Returns the jitted step, whose new state replaces the old one in place."""
+    places = jax.tree.map(lambda x: x.sharding, like)
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        out_shardings=(places, None),
+        keep_unused=True,  # the result is on the devices of all arguments
+    )
 
 
 def init_params(config: ModelConfig, key: Array) -> Params:

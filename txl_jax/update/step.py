@@ -1,9 +1,11 @@
 """The training step: U updates in a call to the devices, of G segments each.
 
-The memory passes from segment to segment. Normally, G = train.segments_per_update = 1.
-With train.gradient_segments above 1, that many are first joined into one long segment,
-inside which gradients pass through the memory. With train.batch_chunk = C, a segment is
-computed in chunks of B / C streams. (Elsewhere, G is the number of rare clusters.)
+From top to bottom: a step makes updates, an update sums gradients over chunks of the
+streams, and a chunk reads its segments, between which the memory passes. Normally,
+G = train.segments_per_update = 1. With train.gradient_segments above 1, that many are
+first joined into one long segment, inside which gradients pass through the memory. With
+train.batch_chunk = C, there are C chunks, each a smaller batch with its own memory.
+(Elsewhere, G is the number of rare clusters.)
 """
 
 import dataclasses
@@ -34,7 +36,7 @@ from txl_jax.update.optim import (
     make_schedule,
 )
 from txl_jax.update.options import OptimConfig, TrainConfig
-from txl_jax.update.state import Metrics, TrainState, TrainStep, Updater, init_state
+from txl_jax.update.state import Metrics, TrainState, Updater, init_state, jit_step
 
 # Indexed by `reason` in an update's metrics.
 REASONS = (
@@ -53,8 +55,8 @@ class Sums(NamedTuple):
 
 
 Carry = tuple[Sums, MemoryLike]
-# (carry, a segment or a chunk of one, key) -> the carry, with its sums added
-Add = Callable[[Carry, OneSegment, Array], Carry]
+# (memory, segment, key) -> ((nll, (tokens, memory)), gradients), as `nll_sum`
+Differentiate = Callable[[MemoryLike, OneSegment, Array], Any]
 
 
 def make_updater(
@@ -65,65 +67,53 @@ def make_updater(
 ) -> Updater:
     """Returns the Updater of a run on the mesh."""
     optimizer = make_optimizer(optim_config, model_config.compute_dtype)
-    add_to_average = make_average(optim_config)
-    size, seed, averages = config.batch_size, config.seed, add_to_average is not None
     schedule = make_schedule(optim_config, config.num_steps)
+    average = make_average(optim_config)
     model = TransformerXL(model_config)
-    step = make_train_step(model, optimizer, schedule, config, add_to_average)
+    step = TrainStep(model, optimizer, schedule, config, average)
+    size, seed, averages = config.batch_size, config.seed, average is not None
     init, like = init_state(model_config, optimizer, size, seed, mesh, averages)
-    return Updater(init, like, step)
+    return Updater(init, like, jit_step(step, like))
 
 
-def make_train_step(
-    model: TransformerXL,
-    optimizer: optax.GradientTransformationExtraArgs,
-    schedule: Schedule,
-    config: TrainConfig,
-    add_to_average: AddToAverage | None = None,
-) -> TrainStep:
-    """Returns train_step(state, segments [S, ..]) -> (state, metrics [U]).
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+    """A function (state, segments [S, ..]) -> (state, metrics [U])."""
 
-    The loss of an update is the mean nll of its scored tokens, in nats. An update whose
-    loss or gradient norm is not finite is skipped. A skipped update changes only the
-    memory, which it empties, and the step count.
-    """
+    model: TransformerXL
+    optimizer: optax.GradientTransformationExtraArgs
+    schedule: Schedule
+    config: TrainConfig
+    add_to_average: AddToAverage | None = None
 
-    def update(state: TrainState, segments: Segment) -> tuple[TrainState, Metrics]:
+    def __call__(
+        self, state: TrainState, segments: Segment
+    ) -> tuple[TrainState, Metrics]:
+        """Makes one update for every G segments."""
+        G = self.config.segments_per_update
+        each = jax.tree.map(lambda x: x.reshape(-1, G, *x.shape[1:]), segments)
+        return jax.lax.scan(self.update, state, each)
+
+    def update(
+        self, state: TrainState, segments: Segment
+    ) -> tuple[TrainState, Metrics]:
+        """Makes one update; its loss is the mean nll of the scored tokens, in nats.
+
+        An update whose loss or gradient norm is not finite is skipped: it changes only
+        the memory, which it empties, and the step count.
+        """
         key = jax.random.fold_in(state.rng, state.step)
         sums, memory = sum_gradients(
-            model, state.params, state.memory, segments, key, config
+            self.model, state.params, state.memory, segments, key, self.config
         )
         # In a copying task, an update may have no scored token.
         tokens = jnp.maximum(sums.tokens, 1)
         loss = sums.nll / tokens
-        # Computed twice, for the norm and for the optimizer: keeping the mean between
-        # the two would store a second copy of all gradients.
-        mean_grads = functools.partial(
-            jax.tree.map, lambda grad: grad / tokens, sums.grads
-        )
-        grad_norm = optax.tree.norm(mean_grads())
-        lr = jnp.asarray(schedule(state.step), jnp.float32)
+        grad_norm = optax.tree.norm(mean_gradient(sums.grads, tokens))
+        lr = jnp.asarray(self.schedule(state.step), jnp.float32)
         bad = [~jnp.isfinite(loss), ~jnp.isfinite(grad_norm)]
         reason = jnp.select(bad, [jnp.int32(1), jnp.int32(2)], jnp.int32(0))
         good = reason == 0
-
-        def apply(state: TrainState) -> TrainState:
-            grads = mean_grads()
-            with jax.named_scope("optimizer"):
-                updates, opt_state = optimizer.update(
-                    grads, state.opt_state, state.params, grad_norm=grad_norm
-                )
-                params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
-            state = dataclasses.replace(state, params=params, opt_state=opt_state)
-            if add_to_average:
-                average = add_to_average(state.average, state.params, state.step)
-                state = dataclasses.replace(state, average=average)
-            return state
-
-        def skip(state: TrainState) -> TrainState:
-            fresh = choose_kind(model.config).empty(len(state.memory.filled_B))
-            return dataclasses.replace(state, memory=fresh)
-
         state = dataclasses.replace(
             state,
             step=state.step + 1,
@@ -131,7 +121,8 @@ def make_train_step(
             skipped_in_row=jnp.where(good, 0, state.skipped_in_row + 1),
         )
         # With jnp.where, XLA:CPU would keep three copies of the parameters.
-        state = jax.lax.cond(good, apply, skip, state)
+        of_gradient = sums.grads, tokens, grad_norm, lr
+        state = jax.lax.cond(good, self.apply, self.skip, state, *of_gradient)
         return state, {
             "loss": loss,
             "grad_norm": grad_norm,
@@ -142,15 +133,40 @@ def make_train_step(
             "skipped_in_row": state.skipped_in_row,
         }
 
-    return functools.partial(over_updates, update, config.segments_per_update)
+    def apply(
+        self,
+        state: TrainState,
+        grads: Params,
+        tokens: Array,
+        grad_norm: Array,
+        lr: Array,
+    ) -> TrainState:
+        """Returns the state with new parameters; grads: summed over the tokens."""
+        grads = mean_gradient(grads, tokens)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = self.optimizer.update(
+                grads, state.opt_state, state.params, grad_norm=grad_norm
+            )
+            params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
+        state = dataclasses.replace(state, params=params, opt_state=opt_state)
+        if self.add_to_average:
+            average = self.add_to_average(state.average, state.params, state.step)
+            state = dataclasses.replace(state, average=average)
+        return state
+
+    def skip(self, state: TrainState, *_: object) -> TrainState:
+        """Returns the state with an empty memory."""
+        fresh = choose_kind(self.model.config).empty(len(state.memory.filled_B))
+        return dataclasses.replace(state, memory=fresh)
 
 
-def over_updates(
-    update: TrainStep, G: int, state: TrainState, segments: Segment
-) -> tuple[TrainState, Metrics]:
-    """Makes one update for every G segments, in one scan."""
-    each = jax.tree.map(lambda x: x.reshape(-1, G, *x.shape[1:]), segments)
-    return jax.lax.scan(update, state, each)
+def mean_gradient(grads: Params, tokens: Array) -> Params:
+    """Divides by the number of tokens.
+
+    An update does this twice, for the norm and for the optimizer: keeping the mean
+    between the two would store a second copy of all gradients.
+    """
+    return jax.tree.map(lambda grad: grad / tokens, grads)
 
 
 def sum_gradients(
@@ -164,62 +180,57 @@ def sum_gradients(
     """Returns (the sums over the G segments of an update, the memory after them).
 
     Gradients have the dtype of `cast_layers`; a sum over several parts has the
-    parameters' dtype. The key of chunk c of segment j is `fold_in(fold_in(key, j), c)`.
+    parameters' dtype.
     """
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
     used = cast_layers(params, model.config.compute_dtype)
     loss = functools.partial(nll_sum, model, segment_len=segment_len)
-
-    def add_chunk(carry: Carry, segment: OneSegment, key: Array) -> Carry:
-        total, memory = carry
-        with jax.named_scope("forward_and_backward"):
-            found, grads = jax.value_and_grad(loss, has_aux=True)(
-                used, memory, segment, key
-            )
-        nll, (tokens, memory) = found
-        return jax.tree.map(jnp.add, total, Sums(nll, tokens, grads)), memory
-
+    differentiate = functools.partial(jax.value_and_grad(loss, has_aux=True), used)
+    add = functools.partial(add_chunk, differentiate, key)
     C, zero = config.batch_chunk, jnp.zeros(())
     parts = C * len(segments.length_SB)
     zeros = jax.tree.map(jnp.zeros_like, params if parts > 1 else used)
-    start = Sums(zero, zero, zeros)
-    add_segment = functools.partial(over_chunks, add_chunk, C)
-    return over_segments(add_segment, (start, memory), segments, key)
+    sums = Sums(zero, zero, zeros)
+    if C == 1:
+        return add(sums, (0, memory, segments))
+    axes = stream_dimension((memory, segments))
+    split = functools.partial(split_streams, C=C)
+    chunks = jax.tree.map(split, (memory, segments), axes)
+    sums, memory = jax.lax.scan(add, sums, (jnp.arange(C), *chunks))
+    return sums, jax.tree.map(join_streams, memory, axes[0])
 
 
-def over_segments(
-    add_segment: Add, carry: Carry, segments: Segment, key: Array
+def add_chunk(
+    differentiate: Differentiate,
+    key: Array,
+    sums: Sums,
+    chunk: tuple[int | Array, MemoryLike, Segment],
 ) -> Carry:
-    """Adds the segments; the memory passes from one to the next."""
+    """Adds a chunk: its number, its memory and its segments."""
+    c, memory, segments = chunk
+    add = functools.partial(add_segment, differentiate, key, c)
     J = len(segments.length_SB)
     if J == 1:
-        return add_segment(carry, only(segments), jax.random.fold_in(key, 0))
-
-    def body(carry: Carry, xs: tuple[Array, OneSegment]) -> tuple[Carry, None]:
-        j, segment = xs
-        return add_segment(carry, segment, jax.random.fold_in(key, j)), None
-
-    return jax.lax.scan(body, carry, (jnp.arange(J), OneSegment._make(segments)))[0]
+        return add((sums, memory), (0, only(segments)))[0]
+    each = jnp.arange(J), OneSegment._make(segments)
+    return jax.lax.scan(add, (sums, memory), each)[0]
 
 
-def over_chunks(
-    add_chunk: Add, C: int, carry: Carry, segment: OneSegment, key: Array
-) -> Carry:
-    """Adds a segment in C chunks of its streams, which saves memory."""
-    if C == 1:
-        return add_chunk(carry, segment, jax.random.fold_in(key, 0))
-
-    def body(total: Sums, xs: tuple[Array, MemoryLike, OneSegment]) -> Carry:
-        c, memory, segment = xs
-        return add_chunk((total, memory), segment, jax.random.fold_in(key, c))
-
-    total, memory = carry
-    axes = stream_dimension((memory, segment))
-    split = functools.partial(split_streams, C=C)
-    xs = jnp.arange(C), *jax.tree.map(split, (memory, segment), axes)
-    total, memory = jax.lax.scan(body, total, xs)
-    return total, jax.tree.map(join_streams, memory, axes[0])
+def add_segment(
+    differentiate: Differentiate,
+    key: Array,
+    c: int | Array,
+    carry: Carry,
+    numbered: tuple[int | Array, OneSegment],
+) -> tuple[Carry, None]:
+    """Adds segment j of chunk c, whose key is `fold_in(fold_in(key, j), c)`."""
+    (sums, memory), (j, segment) = carry, numbered
+    key = jax.random.fold_in(jax.random.fold_in(key, j), c)
+    with jax.named_scope("forward_and_backward"):
+        (nll, (tokens, memory)), grads = differentiate(memory, segment, key)
+    sums = jax.tree.map(jnp.add, sums, Sums(nll, tokens, grads))
+    return (sums, memory), None
 
 
 def nll_sum(
