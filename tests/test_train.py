@@ -7,9 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,6 +19,7 @@ from txl_jax import train as loop
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.config import Config
+from txl_jax.data.streams import Position
 from txl_jax.errors import RETRY, Interrupted
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
@@ -28,11 +27,10 @@ from txl_jax.report.log import read_metrics
 from txl_jax.runtime import preemption
 from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.preemption import Stop
-from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.rules import abstract, sharding
-from txl_jax.train import TrainingParts, make_streams
+from txl_jax.train import Run
 from txl_jax.update.options import TrainConfig
-from txl_jax.update.state import Average, TrainState, Updater
+from txl_jax.update.state import Average, TrainState, Updater, jit_step
 
 TEXT = np.frombuffer(b"segment after segment; " * 50, "u1")
 CONFIG = Config(
@@ -41,7 +39,6 @@ CONFIG = Config(
 )
 
 
-@jax.jit
 def count(state: TrainState, segments: Any) -> Any:
     """Mixes the inputs into the parameters, and their negation into the mean."""
     x = (31 * state.params["x"] + segments.inputs_SBL.sum()) % 1009
@@ -54,37 +51,36 @@ def count(state: TrainState, segments: Any) -> Any:
     return state, metrics
 
 
-def train(
-    workdir: Path, config: Config = CONFIG, call: Any = lambda: None, valid: Any = None
-) -> dict[str, Any]:
-    """Trains with `count`, before which it runs `call`, instead of a program."""
-    mesh = make_mesh(config.mesh)
-    place = sharding(mesh, ())  # replicated
+def make_run(workdir: Path, config: Config = CONFIG) -> Run:
+    """Returns a run whose updates are made by `count`."""
+    run = Run(config, workdir, TEXT, TEXT)
     # Incompressible bits, so that a checkpoint is larger than the tests' small disks.
     bits = np.random.default_rng(0).integers(2**31, size=16_000, dtype=np.int32)
-    zero, bits = jax.device_put((np.int32(0), bits), place)
-    memory = Memory(jax.device_put(np.zeros((1, 1, 1, 1)), place), zero)
-    params: Any = {"x": zero, "bits": bits}
-    average = Average(params, zero)
-    key = jax.device_put(jax.random.key(0), place)
-    state = TrainState(zero, params, (), memory, key, average, zero)
 
-    def evaluate(params: Any, text: Any, progress: Any) -> dict[str, Any]:
+    def create() -> TrainState:
+        zero = jnp.zeros((), jnp.int32)
+        params = {"x": zero, "bits": jnp.asarray(bits)}
+        memory = Memory(jnp.zeros((1, 1, 1, 1)), zero)
+        average = Average(params, zero)
+        return TrainState(zero, params, (), memory, jax.random.key(0), average)
+
+    def evaluate(params: Any, text: Any, progress: Any) -> Any:
         for done in (1, 2):
             progress(done, 2)
-        return {"nll": valid or float(jax.device_get(params["x"]))}
+        return {"nll": float(jax.device_get(params["x"]))}
 
-    def step(state: TrainState, segments: Any) -> Any:
-        call()
-        return count(state, segments)
+    state = jax.eval_shape(create)
+    places = jax.tree.map(lambda _: sharding(run.mesh, ()), state)  # replicated
+    like = abstract(state, places)
+    init = jax.jit(create, out_shardings=places)
+    run.updater = Updater(init, like, jit_step(count, like))
+    run.evaluate = evaluate
+    return run
 
-    like = abstract(state, jax.tree.map(lambda _: place, state))
-    batch = make_streams(config, TEXT, slice(None)).batch
-    updater = Updater(lambda: state, like, step)
-    parts = TrainingParts(config, mesh, updater, batch, evaluate, TEXT)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Program", lambda name, step, **_: step)
-        return loop.train(parts, workdir)
+
+def train(workdir: Path, config: Config = CONFIG) -> dict[str, Any]:
+    """Trains with `count`."""
+    return make_run(workdir, config).train()
 
 
 def ask_to_end(monkeypatch: pytest.MonkeyPatch, boundary: int) -> None:
@@ -137,89 +133,99 @@ def test_validation_uses_the_average_of_the_parameters(tmp_path: Path) -> None:
     assert lines[3]["valid_nll"] == -lines[2]["loss"] < 0
 
 
-class Events:
-    """Stands in for a run in progress, and records the loop's calls."""
+class Calls:
+    """A compiled step that only records its calls, and when their metrics are read."""
 
-    def __init__(self, config: Config, last: int) -> None:
-        self.start = 0, 0, 0
-        self.parts = SimpleNamespace(config=config)
-        self.log = SimpleNamespace(timing=SimpleNamespace(totals={}))
-        self.checkpoints = SimpleNamespace(finish=lambda step: None, failed=[])
-        self.last, self.done, self.calls = last, list[str](), list[str]()
+    def __init__(self, segments_per_update: int) -> None:
+        self.G = segments_per_update
+        self.made, self.events = 0, list[str]()
 
-    def dispatch(self, step: int, state: int, segments: str) -> int:
-        """Makes all updates of the batch."""
-        self.done.append(f"dispatch {step}")
-        made = int(segments[-1]) // self.parts.config.train.segments_per_update
-        updates = [*range(state + 1, state + made + 1)]
-        self.calls.append(f"record {step} {updates} {segments}")
-        return state + made
+    def lower(self, *_: Any) -> "Calls":
+        """Returns what the loop calls."""
+        return self
 
-    def record(self, in_flight: int) -> None:
-        """Records the calls that are not in flight."""
-        while len(self.calls) > in_flight:
-            self.done.append(self.calls.pop(0))
+    compile = lower
 
-    def poll_end(self) -> bool:
-        """Returns True at the boundary `last`."""
-        self.done.append("boundary")
-        return self.done.count("boundary") == self.last
-
-    def finish_step(self, *saved: int) -> None:
-        """Records a save."""
-        self.done.append(f"save {saved}")
+    def __call__(self, state: TrainState, segments: Any) -> Any:
+        """Makes the updates of a call."""
+        first, S = self.made, len(segments.length_SB)
+        self.made += S // self.G
+        self.events.append(f"call {first}: {S}")
+        zeros = np.zeros(S // self.G, np.int32)
+        metrics: Any = dict.fromkeys(("loss", "tokens", "skipped_in_row"), zeros)
+        return state, {**metrics, "reason": Reason(self, first, zeros)}
 
 
-def events_of(config: TrainConfig, save_every: int, last: int = 0) -> list[str]:
-    """Returns the events of a run that is asked to end after `last` boundaries."""
-    whole = Config(train=config, checkpoint=CheckpointConfig(every_steps=save_every))
+@dataclasses.dataclass
+class Reason:
+    """A metric of a call that records when it is read."""
 
-    def batches() -> Iterator[Any]:
-        read: Any = lambda n, S: (f"batch {n} of {S}", n + 1)  # noqa: E731
-        parts: Any = SimpleNamespace(config=whole, read_batch=read)
-        place: Any = 0, 0
-        while True:
-            segments, place = loop.read_call(parts, place)
-            yield segments, place
+    calls: Calls
+    first: int
+    zeros: np.ndarray
 
-    run: Any = Events(whole, last)
-    loop.update_to_the_end(run, batches())
-    done: list[str] = run.done
-    return done
+    def __array__(self) -> np.ndarray:
+        self.calls.events.append(f"fetch {self.first}")
+        return self.zeros
 
 
-def test_metrics_are_fetched_after_the_next_dispatch_and_before_a_save() -> None:
-    config = TrainConfig(num_steps=3, batch_size=1, tgt_len=1, eval_every=3)
-    assert events_of(config, save_every=2) == [
-        *("dispatch 0", "boundary"),
-        *("dispatch 1", "record 0 [1] batch 0 of 1", "boundary"),
-        *("record 1 [2] batch 1 of 1", "save (2, 2, 2)"),
-        *("dispatch 2", "boundary", "record 2 [3] batch 2 of 1"),
-        "save (3, 3, 3)",
-    ]
-
-
-def test_a_call_of_several_updates_ends_at_its_last() -> None:
-    config = TrainConfig(
-        num_steps=6, batch_size=1, tgt_len=1, segments_per_call=2, eval_every=6
+def events_of(
+    workdir: Path,
+    config: TrainConfig,
+    save_every: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[str]:
+    """Returns the calls, fetches and saves of a run."""
+    config = dataclasses.replace(config, batch_size=8, tgt_len=4)
+    checkpoint = CheckpointConfig(every_steps=save_every)
+    run = make_run(
+        workdir, Config(model=CONFIG.model, train=config, checkpoint=checkpoint)
     )
-    done = events_of(config, save_every=100, last=2)
-    assert [line for line in done if line.startswith(("record", "save"))] == [
-        *("record 0 [1, 2] batch 0 of 2", "record 2 [3, 4] batch 1 of 2"),
-        *("save (4, 4, 2)", "record 4 [5, 6] batch 2 of 2", "save (6, 6, 3)"),
+    calls: Any = Calls(config.segments_per_update)
+    run.updater = run.updater._replace(step=calls)
+
+    def save(_: Any, step: int, state: Any, position: Position, *rest: Any) -> None:
+        calls.events.append(f"save {step} at {position.segment}")
+
+    monkeypatch.setattr(loop.Checkpoints, "save", save)
+    with contextlib.suppress(Interrupted):
+        run.train()
+    events: list[str] = calls.events
+    return events
+
+
+def test_metrics_are_fetched_after_the_next_dispatch_and_before_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(num_steps=3, eval_every=3)
+    assert events_of(tmp_path, config, 2, monkeypatch) == [
+        *("call 0: 1", "call 1: 1", "fetch 0", "fetch 1", "save 2 at 2"),
+        *("call 2: 1", "fetch 2", "save 3 at 3"),
     ]
 
 
-def test_saves_at_any_interval_are_reached_by_calls_of_one_update() -> None:
+def test_a_call_of_several_updates_ends_at_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(num_steps=6, segments_per_call=2, eval_every=6)
+    ask_to_end(monkeypatch, 2)
+    assert events_of(tmp_path, config, 100, monkeypatch) == [
+        *("call 0: 2", "call 2: 2", "fetch 0", "fetch 2", "save 4 at 4")
+    ]
+
+
+def test_saves_at_any_interval_are_reached_by_calls_of_one_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts: Any = {"segments_per_call": 8, "segments_per_update": 2}
-    config = TrainConfig(num_steps=11, batch_size=1, tgt_len=1, eval_every=6, **parts)
-    done = events_of(config, save_every=5)
-    calls = [line.split("] ")[1] for line in done if line.startswith("record")]
-    sizes = enumerate((8, 2, 2, 8, 2))
-    assert calls == [f"batch {n} of {size}" for n, size in sizes]
-    saves = [line for line in done if line.startswith("save")]
-    steps = ((5, 2), (6, 3), (10, 4), (11, 5))
-    assert saves == [f"save ({step}, {step}, {n})" for step, n in steps]
+    config = TrainConfig(num_steps=11, eval_every=6, **parts)
+    events = events_of(tmp_path, config, 5, monkeypatch)
+    assert [event for event in events if not event.startswith("fetch")] == [
+        *("call 0: 8", "call 4: 2", "save 5 at 10"),
+        *("call 5: 2", "save 6 at 12"),
+        *("call 6: 8", "save 10 at 20"),
+        *("call 10: 2", "save 11 at 22"),
+    ]
     assert dataclasses.replace(config, num_steps=3).updates_of_call(5) == 1
 
 
@@ -237,21 +243,25 @@ def test_device_arrays_are_read_only_in_fetch(
             callers.add(frame.f_code)
             frame = frame.f_back  # type: ignore[assignment]
         reads.append(1)
-        if loop.train.__code__ in callers:
+        if Run.train.__code__ in callers:
             assert loop.fetch.__code__ in callers, "a device array read outside fetch"
         return value.fget(self)
 
     monkeypatch.setattr(array, "_value", property(guarded))
     assert float(jnp.zeros(())) == 0 and reads, "float() would be seen"
     monkeypatch.setattr(loop.Checkpoints, "save", lambda *_: None)
-    train(tmp_path, valid=1.0)
+    run = make_run(tmp_path)
+    run.evaluate = lambda *_: {"nll": 1.0}
+    run.train()
     assert len(reads) > 6 * 4, "four metrics of six calls"
 
 
 def test_implicit_transfers_are_disallowed(tmp_path: Path) -> None:
-    jitted = jax.jit(lambda x: x)
+    jitted: Any = jax.jit(lambda x: x)
+    run = make_run(tmp_path)
+    run.evaluate = lambda *_: jitted(np.zeros(2))
     with pytest.raises(Exception, match="[Dd]isallowed host-to-device"):
-        train(tmp_path, call=lambda: jitted(np.zeros(2)))
+        run.train()
 
 
 def test_a_profile_is_written_where_tensorboard_finds_it(tmp_path: Path) -> None:

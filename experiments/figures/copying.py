@@ -25,12 +25,12 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from txl_jax import config as configs
-from txl_jax.cli.training_run import trained
 from txl_jax.config import Config
 from txl_jax.paper.tasks import PATTERN, Copying, Recall, count_answers
 from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.runtime.storage import write_atomically
+from txl_jax.train import plan
 from txl_jax.workdir import load
 from txl_jax.workdir.results import cached
 
@@ -115,7 +115,8 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
 
 def train_and_count(config: Config, folder: Path) -> dict[str, Any]:
     """Trains the cell, resuming after a kill, and counts its right answers."""
-    with trained(config, folder) as run:
+    with plan(config, folder) as run:
+        run.train()
         return count_answers(load.load(folder), run.tokens.split("test"))
 
 

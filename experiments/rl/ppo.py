@@ -29,12 +29,12 @@ from txl_jax.model.initializers import Params
 from txl_jax.report import plots, provenance
 from txl_jax.report.log import MetricsLog, Progress, read_metrics, spent_seconds
 from txl_jax.runtime import preemption
-from txl_jax.runtime.programs import Program
+from txl_jax.runtime.programs import compile_program
 from txl_jax.runtime.storage import Json, local_path, refusing_damage, write_atomically
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import abstract, check_streams, letters, shardings
-from txl_jax.update.state import Average, TrainState, Updater
+from txl_jax.update.state import Average, TrainState, Updater, jit_step
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS
 from txl_jax.workdir.run_record import last_step
 from txl_jax.workdir.staging import locked
@@ -107,10 +107,9 @@ def make_updater(options: Options, mesh: Mesh) -> Updater:
     streams = letters(fresh._replace(env=None))._replace(env=env_specs)
     specs = jax.tree.map(lambda _: PartitionSpec(), state)
     places = shardings(mesh, dataclasses.replace(specs, memory=streams))
-    update = make_update(agent, env, optimizer, options)
-    step: Any = update  # makes its own segments
-    init = jax.jit(create, out_shardings=places)
-    return Updater(init, abstract(state, places), step)
+    like = abstract(state, places)
+    step = make_update(agent, env, optimizer, options)  # makes its own segments
+    return Updater(jax.jit(create, out_shardings=places), like, jit_step(step, like))
 
 
 def claim(workdir: Path, options: Options) -> None:
@@ -155,9 +154,8 @@ def train(options: Options, workdir: Path) -> Json:
         stop = enter(preemption.listening())
         updates = [line["exact"] for line in read_metrics(workdir / METRICS)]
         over = is_over(options, step, updates)
-        update = Program("the update", updater.step, carries=True, donates=True)
         with log.timing.spend("compile"):
-            update.compile(state)
+            update = compile_program("the update", updater.step, state)
         while not over:
             (state, metrics), step = update(state), step + 1
             numbers = {name: x.item() for name, x in jax.device_get(metrics).items()}

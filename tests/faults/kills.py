@@ -59,7 +59,7 @@ UNIFORM = FIELDS | {"train.num_steps": 120, "checkpoint.every_steps": 24}
 # one is drawn, and the moment's seconds on a quiet machine.
 MOMENTS = {
     "import": ("", "", 1, 3.0),
-    "compilation": ("txl_jax.cli.training_run", "train", 1, 4.0),
+    "compilation": ("txl_jax.train", "Run.train", 1, 4.0),
     "training": ("txl_jax.train", "fetch", 30, 0.3),
     "save": ("txl_jax.checkpoint.save_restore", "Checkpoints.save", 3, 0.2),
     "validation": ("txl_jax.train", "Run.validate", 2, 0.5),

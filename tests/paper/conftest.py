@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from txl_jax.cli import training_run
 from txl_jax.config import Config
 from txl_jax.errors import RETRY, Interrupted
+from txl_jax.paper import table
 
 
 @pytest.fixture
@@ -20,14 +20,13 @@ def trained(
     runs: list[str] = []
 
     @contextlib.contextmanager
-    def train(row: Config, workdir: Path) -> Iterator[SimpleNamespace]:
+    def plan(row: Config, workdir: Path) -> Iterator[SimpleNamespace]:
         runs.append(f"{workdir.parent.name} {workdir.name}")
         if len(runs) == request.param:
             raise Interrupted("ended at update 4", RETRY)
         workdir.mkdir(parents=True, exist_ok=True)
-        yield SimpleNamespace(
-            result={}, tokens=SimpleNamespace(split=lambda split: None)
-        )
+        tokens = SimpleNamespace(split=lambda split: None)
+        yield SimpleNamespace(result={}, tokens=tokens, train=lambda: None)
 
-    monkeypatch.setattr(training_run, "trained", train)
+    monkeypatch.setattr(table, "plan", plan)
     return runs

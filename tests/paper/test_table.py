@@ -12,7 +12,6 @@ import pytest
 from tests.cli.test_main import documented
 from tests.support.trained import command
 from txl_jax import config as configs
-from txl_jax.cli import training_run as train_mode
 from txl_jax.config import Config
 from txl_jax.errors import RETRY
 from txl_jax.paper import options as ablation
@@ -45,9 +44,9 @@ def test_an_interrupted_table_resumes(
     again = command("--mode=table", *argv).result
     assert again.pop("provenance") and result.pop("provenance") and again == result
     assert len(trained) == 5
-    other, train = TableConfig(rows=("wt103_128m",), seeds=1), train_mode.trained
-    table.ablate(other, tmp_path / "other", {"train.num_steps": 40}, train)
-    table.ablate(other, tmp_path / "other", {"train.num_steps": 80}, train)
+    other = TableConfig(rows=("wt103_128m",), seeds=1)
+    table.ablate(other, tmp_path / "other", {"train.num_steps": 40})
+    table.ablate(other, tmp_path / "other", {"train.num_steps": 80})
     assert len(trained) == 7  # another setting is another run
     saved = json.loads((tmp_path / "table6.json").read_text())
     assert saved.pop("provenance") and {"mode": "table", **saved} == result

@@ -17,10 +17,10 @@ import pytest
 from tests.support import trained
 from tests.support.trained import home
 from txl_jax import config as configs
-from txl_jax.cli.training_run import trained as trained_run
 from txl_jax.config import FIELDS, Config, with_values
 from txl_jax.errors import UserError
 from txl_jax.report.log import read_metrics
+from txl_jax.train import plan
 
 FIXTURES = (home,)
 pytestmark = [pytest.mark.long, pytest.mark.promise("User errors are one line")]
@@ -104,7 +104,8 @@ def test_random_values(
     rows = draw_rows(values, lambda row: not refusal_of(with_values, base, row))
     for n, row in enumerate(rows[part::PARTS]):
         print(row)
-        with trained_run(with_values(base, row), tmp_path / str(n)) as done:
+        with plan(with_values(base, row), tmp_path / str(n)) as run:
+            run.train()
             lines = read_metrics(tmp_path / str(n) / "metrics.jsonl")
-        assert done.result["updates"] == 2
+        assert run.result["updates"] == 2
         assert not [line for line in lines if line.get("skipped")]

@@ -20,14 +20,13 @@ from txl_jax.data.streams import OFF, Position
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.model.config import ModelConfig
-from txl_jax.runtime.programs import Program
 from txl_jax.sharding.mesh import make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import host_rows, place_segments
 from txl_jax.train import make_streams
 from txl_jax.update import optim
 from txl_jax.update.options import OptimConfig, TrainConfig
-from txl_jax.update.state import TrainState
+from txl_jax.update.state import TrainState, abstract_segments
 from txl_jax.update.step import make_updater
 from txl_jax.workdir.resolve import TokenIds
 
@@ -94,16 +93,19 @@ class Run:
                 # Muon, and its Adam, would turn the rounding of a gradient near 0 into
                 # a whole step.
                 patch.setattr(optim, "EPSILON", 1e-3)
-            self.init, self.like, step = make_updater(
+            self.init, self.like, jitted = make_updater(
                 config.model, config.train, config.optim, self.mesh
             )
         quick = jax.config.values["jax_disable_most_optimizations"]
         options: Any = {} if quick else tiny.OPTIMIZED
-        self.step = Program("", step, carries=True, donates=True, options=options)
         rows = host_rows(self.mesh, config.train.batch_size, "train.batch_size")
         ids = TokenIds(int(config.train.reset_memory_at or OFF))
         self.streams = make_streams(config, TEXT, rows, ids)
         self.S = config.train.segments_per_call
+        segments = abstract_segments(
+            self.mesh, self.S, config.train.batch_size, config.train.tgt_len
+        )
+        self.step = jitted.lower(self.like, segments).compile(options)
 
     def train(
         self, state: TrainState, position: Position, updates: int

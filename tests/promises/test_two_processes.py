@@ -15,7 +15,7 @@ from tests.support.processes import (
 )
 from tests.support.refusal import contents
 from txl_jax import config as configs
-from txl_jax.cli.training_run import trained
+from txl_jax.train import plan
 
 ENDLESS = ("--config.train.num_steps=1000000", "--config.train.eval_every=1000000")
 
@@ -47,7 +47,8 @@ def test_a_signal_to_one_of_two_processes_loses_nothing(
     later = dict.fromkeys(("train.num_steps", "train.eval_every"), step + 10)
     losses = []
     for workdir in (ended, tmp_path / "straight"):
-        with trained(configs.with_values(config, later), workdir):
+        with plan(configs.with_values(config, later), workdir) as resumed:
+            resumed.train()
             losses.append([x["loss"] for _, x in exact(workdir) if "loss" in x])
     assert "resumed at update" in capsys.readouterr().err
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -21,7 +21,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from txl_jax.errors import UserError, require_one_of
-from txl_jax.runtime.programs import Program
+from txl_jax.runtime.programs import Lowerable
 from txl_jax.sharding.rules import abstract
 
 GIB = 2**30
@@ -128,7 +128,7 @@ def abstract_result(function: jax.stages.Wrapped, *args: object) -> Any:
     return abstract(jax.eval_shape(function, *args), places)
 
 
-def compile_step_for(mesh: Mesh, step: Program, *args: object) -> Compiled:
+def compile_step_for(mesh: Mesh, step: Lowerable, *args: object) -> Compiled:
     """Compiles a step for abstract arguments, and returns its memory use."""
     started = time.perf_counter()
     try:

@@ -20,7 +20,6 @@ from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.model.flops import needed_flops
 from txl_jax.report.log import say
 from txl_jax.runtime.explain import SAVINGS
-from txl_jax.runtime.programs import Program
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import check_streams
@@ -158,9 +157,8 @@ def compile_train_step(config: Config, devices: list[jax.Device]) -> Compiled:
     """Compiles the training step; raises UserError unless the streams divide."""
     mesh = fit_mesh(config, devices)
     updater = make_updater(config.model, config.train, config.optim, mesh)
-    step = Program("the training step", updater.step, carries=True, donates=True)
     segments = step_segments(config, mesh)
-    return lower.compile_step_for(mesh, step, updater.like, segments)
+    return lower.compile_step_for(mesh, updater.step, updater.like, segments)
 
 
 def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:

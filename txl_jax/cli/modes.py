@@ -62,7 +62,7 @@ def make_table(command: Command) -> Json:
     """Makes one of the paper's tables, or the table of memories."""
     options = command.config.table
     make = memory_table.compare_memories if options.table == MEMORIES else table.ablate
-    return make(options, command.workdir, command.overrides, train=training_run.trained)
+    return make(options, command.workdir, command.overrides)
 
 
 # The function of each mode of `flags.MODES` returns its result, ready for JSON.

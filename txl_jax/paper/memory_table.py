@@ -34,8 +34,6 @@ from txl_jax.paper.options import (
 )
 from txl_jax.paper.table import (
     ASKED,
-    Train,
-    TrainedRun,
     describe_origin,
     describe_runs,
     finish,
@@ -46,6 +44,7 @@ from txl_jax.report.log import Progress, say, spent_seconds
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.programs import user_cache
 from txl_jax.runtime.storage import Json, write_atomically
+from txl_jax.train import Run
 from txl_jax.update.state import parameter_count
 from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.load import Loaded, load
@@ -56,9 +55,7 @@ RESULT = "scores.json"  # in a run's workdir
 LEAST = 0.001  # nats; a smaller difference is none, whatever its spread
 
 
-def compare_memories(
-    table: TableConfig, workdir: Path, overrides: Values, train: Train
-) -> Json:
+def compare_memories(table: TableConfig, workdir: Path, overrides: Values) -> Json:
     """Makes the table like `ablate`; writes memories.md, .json and .png."""
     cells, folders = [], []
     for task in [name for name in table.rows if name in TASKS] or TASKS:
@@ -66,7 +63,7 @@ def compare_memories(
             for number in range(table.seeds):
                 row = row_config(task, kind, overrides, number)
                 folder = workdir / task / kind / f"seed_{row.train.seed}"
-                cell = run_cell(task, row, folder, train)
+                cell = run_cell(task, row, folder)
                 cells.append({"task": task, "kind": kind, "seed": number, **cell})
                 folders.append(folder)
     return write(table, workdir, cells, describe_runs(folders))
@@ -83,14 +80,14 @@ def row_config(task: str, kind: str, overrides: Values, number: int) -> Config:
     return finish(config, overrides, number, most_warmup=100)
 
 
-def run_cell(task: str, row: Config, folder: Path, train: Train) -> Json:
+def run_cell(task: str, row: Config, folder: Path) -> Json:
     """Returns the figures of one run, from its workdir if it is finished."""
 
-    def measure(run: TrainedRun) -> Json:
+    def measure(run: Run) -> Json:
         loaded, text_T = load(folder, row), run.tokens.split("test")
         return score(TASKS[task], loaded, text_T) | costs(loaded, row, folder)
 
-    result = train_once(row, folder / RESULT, train, measure)
+    result = train_once(row, folder / RESULT, measure)
     return {name: x for name, x in result.items() if name != ASKED}
 
 

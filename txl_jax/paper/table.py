@@ -8,9 +8,7 @@ resumes an interrupted table.
 import dataclasses
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
 
 from txl_jax.config import Config, values_of, with_values
 from txl_jax.config import load as load_experiment
@@ -23,6 +21,7 @@ from txl_jax.paper.comparison import RowResult
 from txl_jax.paper.options import TABLES, TableConfig
 from txl_jax.report.log import Progress, say, spent_seconds
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
+from txl_jax.train import Run, plan
 from txl_jax.workdir import run_record
 from txl_jax.workdir.folder import METRICS, RUN
 from txl_jax.workdir.load import load
@@ -59,19 +58,10 @@ SMALL: Values = {
 }
 
 
-class TrainedRun(Protocol):
-    """A run that has reached its last update, and still locks its workdir."""
-
-    tokens: Tokens  # the corpus
-    result: Json  # the training's result
-
-
-# Trains a row in a workdir.
-Train = Callable[[Config, Path], AbstractContextManager[TrainedRun]]
 MakeEvaluate = Callable[..., Evaluate]  # as `make_evaluate`
 
 
-def ablate(table: TableConfig, workdir: Path, overrides: Values, train: Train) -> Json:
+def ablate(table: TableConfig, workdir: Path, overrides: Values) -> Json:
     """Makes the table, with overrides for all rows; writes tableN.md, .json, .png."""
     plan = {
         name: [row_config(name, overrides, seed) for seed in range(table.seeds)]
@@ -86,29 +76,27 @@ def ablate(table: TableConfig, workdir: Path, overrides: Values, train: Train) -
         nlls = []
         for row in rows:
             folders.append(workdir / name / f"seed_{row.train.seed}")
-            nlls.append(run_once(row, folders[-1], train, make))
+            nlls.append(run_once(row, folders[-1], make))
         results[name] = comparison.summarize(nlls, init_len(rows[0]))
     first = {name: rows[0] for name, rows in plan.items()}
     return write(table, workdir, results, first, describe_runs(folders))
 
 
 def run_once(
-    row: Config, workdir: Path, train: Train, make: MakeEvaluate = make_evaluate
+    row: Config, workdir: Path, make: MakeEvaluate = make_evaluate
 ) -> dict[int, float]:
     """Returns a run's nll by attention length, from its workdir if it is finished."""
 
-    def measure(run: TrainedRun) -> Json:
+    def measure(run: Run) -> Json:
         return run.result | score(row, workdir, run.tokens, make)
 
     path = workdir / RESULT
-    result = train_once(row, path, train, measure)
+    result = train_once(row, path, measure)
     with refusing_damage(path):
         return {x: float(result["nll_nats"][str(x)]) for x in lengths(row)}
 
 
-def train_once(
-    row: Config, path: Path, train: Train, measure: Callable[[TrainedRun], Json]
-) -> Json:
+def train_once(row: Config, path: Path, measure: Callable[[Run], Json]) -> Json:
     """Trains a run in a file's folder and returns what `measure` finds.
 
     A file with the result of the same config is returned instead.
@@ -116,7 +104,8 @@ def train_once(
 
     def train_and_measure() -> Json:
         say(f"training and scoring {path.parent}")
-        with train(row, path.parent) as run:
+        with plan(row, path.parent) as run:
+            run.train()
             return measure(run)
 
     return cached(path, {ASKED: identity(row)}, train_and_measure)

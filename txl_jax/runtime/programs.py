@@ -10,10 +10,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Hashable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -25,6 +24,33 @@ log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 2.0  # longer compilations are announced
 MOST_BYTES = 2**30  # the least recently used programs are deleted
+
+
+class Lowerable(Protocol):
+    """A jitted function, or a Program."""
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """Lowers the function for arrays, or for their shapes and shardings."""
+
+
+def compile_program(
+    name: str,
+    program: Lowerable,
+    *args: Any,
+    options: dict[str, str | bool] | None = None,
+) -> jax.stages.Compiled:
+    """Compiles a function for these arguments; a long compilation is announced.
+
+    All processes have compiled when it returns: see `distributed.wait_for_all`.
+    """
+    notice = threading.Timer(QUIET_SECONDS, log.info, [f"compiling {name}"])
+    notice.start()
+    try:
+        compiled = program.lower(*args).compile(options)
+        distributed.wait_for_all()
+    finally:
+        notice.cancel()
+    return compiled
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,8 +65,6 @@ class Program:
     function: Callable[..., Any]
     carries: bool = False
     donates: bool = False
-    options: dict[str, str | bool] | None = None  # for the compiler
-    timed: Callable[[], AbstractContextManager[object]] = nullcontext  # while compiling
     compiled: dict[Hashable, jax.stages.Compiled] = field(default_factory=dict)
 
     def lower(self, *args: Any) -> jax.stages.Lowered:
@@ -55,22 +79,10 @@ class Program:
         return jitted.lower(*args)
 
     def compile(self, *args: Any) -> jax.stages.Compiled:
-        """Returns the compiled function for these arguments.
-
-        All processes have compiled when it returns: see `distributed.wait_for_all`.
-        """
+        """Returns the compiled function for these arguments."""
         shapes = tuple(map(np.shape, jax.tree.leaves(args[-1])))
         if shapes not in self.compiled:
-            jax.block_until_ready(args)  # their computation is not timed
-            text = f"compiling {self.name}"
-            notice = threading.Timer(QUIET_SECONDS, log.info, [text])
-            notice.start()
-            try:
-                with self.timed():
-                    self.compiled[shapes] = self.lower(*args).compile(self.options)
-                    distributed.wait_for_all()
-            finally:
-                notice.cancel()
+            self.compiled[shapes] = compile_program(self.name, self, *args)
         return self.compiled[shapes]
 
     def __call__(self, *args: Any) -> Any:

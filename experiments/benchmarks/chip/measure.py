@@ -33,7 +33,7 @@ from txl_jax.kernels.sharded import device_memory
 from txl_jax.model.flops import needed_flops
 from txl_jax.report.log import to_json
 from txl_jax.report.timing import known_peak, measured_peak
-from txl_jax.runtime.programs import Program, record_loops
+from txl_jax.runtime.programs import record_loops
 from txl_jax.sharding.rules import place_segments
 from txl_jax.train import make_streams, step_segments
 from txl_jax.update.step import make_updater
@@ -222,10 +222,8 @@ def train(part: Row) -> Measure:
     config, mesh = read_config(part), subject.one_device()
     updater = make_updater(config.model, config.train, config.optim, mesh)
     options = record_loops([*mesh.devices.flat])
-    step = Program(
-        "the step", updater.step, carries=True, donates=True, options=options
-    )
-    step.compile(updater.like, step_segments(config, mesh))
+    segments = step_segments(config, mesh)
+    step = updater.step.lower(updater.like, segments).compile(options)
     jitted: Any = updater.init
     init = jitted.lower().compile()
     return lambda: time_training(part, config, mesh, init, step)
