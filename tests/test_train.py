@@ -23,7 +23,7 @@ from txl_jax.data.streams import Position
 from txl_jax.errors import RETRY, Interrupted
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.report.log import read_metrics
+from txl_jax.report.metrics_log import read_metrics
 from txl_jax.runtime import preemption
 from txl_jax.runtime.options import RunConfig
 from txl_jax.runtime.preemption import Stop

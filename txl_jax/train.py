@@ -27,7 +27,9 @@ from txl_jax.model.flops import needed_flops
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import Segment
 from txl_jax.report import viewers
-from txl_jax.report.log import MetricsLog, Progress, SendLine, say
+from txl_jax.report.log import say
+from txl_jax.report.metrics_log import MetricsLog, SendLine
+from txl_jax.report.progress import Progress
 from txl_jax.report.timing import Trace, peak_flops
 from txl_jax.report.viewers import Events
 from txl_jax.runtime import distributed, preemption, storage

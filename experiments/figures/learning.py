@@ -20,7 +20,7 @@ from typing import Any
 from txl_jax import config as configs
 from txl_jax.errors import UserError
 from txl_jax.fields import Role
-from txl_jax.report.log import read_metrics
+from txl_jax.report.metrics_log import read_metrics
 from txl_jax.report.plots import empty
 from txl_jax.runtime.storage import write_atomically
 from txl_jax.workdir.folder import METRICS, RUN

@@ -11,7 +11,7 @@ from typing import Any
 
 from txl_jax.cli import entry, modes
 from txl_jax.errors import UserError
-from txl_jax.report.log import to_json
+from txl_jax.report.output import to_json
 from txl_jax.runtime import distributed, storage
 
 # Modules of the extra `recipes`; others are packages of the same name.

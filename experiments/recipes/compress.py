@@ -46,7 +46,7 @@ from txl_jax.model.memory.protocol import MemoryLike
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report import provenance
-from txl_jax.report.log import Progress
+from txl_jax.report.progress import Progress
 from txl_jax.runtime import programs
 from txl_jax.runtime.programs import Program
 from txl_jax.runtime.storage import refusing_damage, replacing

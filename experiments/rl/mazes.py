@@ -19,7 +19,8 @@ import numpy as np
 
 from txl_jax.errors import refuse
 from txl_jax.report import plots
-from txl_jax.report.log import say, to_json
+from txl_jax.report.log import say
+from txl_jax.report.output import to_json
 from txl_jax.runtime import programs
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
 from txl_jax.workdir.results import cached

@@ -27,7 +27,8 @@ from txl_jax.checkpoint import save_restore
 from txl_jax.errors import BadNumbers, UserError, refuse
 from txl_jax.model.initializers import Params
 from txl_jax.report import plots, provenance
-from txl_jax.report.log import MetricsLog, Progress, read_metrics, spent_seconds
+from txl_jax.report.metrics_log import MetricsLog, read_metrics, spent_seconds
+from txl_jax.report.progress import Progress
 from txl_jax.runtime import preemption
 from txl_jax.runtime.programs import compile_program
 from txl_jax.runtime.storage import Json, local_path, refusing_damage, write_atomically

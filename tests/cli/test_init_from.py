@@ -8,7 +8,7 @@ import pytest
 from tests.support.store import Store, remote, shared_store, store
 from tests.support.trained import Done, Home, command, home
 from txl_jax.cli import flags
-from txl_jax.report.log import read_metrics
+from txl_jax.report.metrics_log import read_metrics
 from txl_jax.runtime import storage
 
 FIXTURES = home, remote, shared_store, store

@@ -27,7 +27,7 @@ from txl_jax.cli.flags import MODES
 from txl_jax.cli.modes import check_processes
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.main import main
-from txl_jax.report.log import read_metrics
+from txl_jax.report.metrics_log import read_metrics
 from txl_jax.report.provenance import EXACT
 from txl_jax.workdir.staging import locked
 

@@ -23,7 +23,7 @@ from txl_jax.cli.training_run import train_on
 from txl_jax.config import Config
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
-from txl_jax.report.log import read_metrics
+from txl_jax.report.metrics_log import read_metrics
 from txl_jax.runtime import allocator
 from txl_jax.update.options import OptimConfig, TrainConfig
 

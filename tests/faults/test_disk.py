@@ -29,7 +29,7 @@ from tests.support.rights import public_folder, without_rights
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.checkpoint.save_restore import Checkpoints
 from txl_jax.data.streams import Position
-from txl_jax.report.log import MetricsLog
+from txl_jax.report.metrics_log import MetricsLog
 from txl_jax.runtime import storage
 from txl_jax.runtime.explain import explain
 

@@ -46,7 +46,7 @@ from txl_jax.errors import UserError
 from txl_jax.generate import texts
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.paper import table
-from txl_jax.report import log
+from txl_jax.report.metrics_log import _encode, read_metrics
 from txl_jax.workdir import run_record
 
 pytestmark = pytest.mark.promise("User errors are one line")
@@ -245,8 +245,8 @@ READERS: dict[str, Reader] = {
     ),
     "metrics.jsonl": Reader(
         "metrics.jsonl",
-        log.read_metrics,
-        more=st.fixed_dictionaries({"step": JSON, "exact": JSON}).map(log._encode),
+        read_metrics,
+        more=st.fixed_dictionaries({"step": JSON, "exact": JSON}).map(_encode),
     ),
     "lengths.json": Reader(
         "lengths.json", lambda x: table.run_once(ROW, x.parent, no_training), FINISHED

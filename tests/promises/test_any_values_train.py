@@ -19,7 +19,7 @@ from tests.support.trained import home
 from txl_jax import config as configs
 from txl_jax.config import FIELDS, Config, with_values
 from txl_jax.errors import UserError
-from txl_jax.report.log import read_metrics
+from txl_jax.report.metrics_log import read_metrics
 from txl_jax.train import plan
 
 FIXTURES = (home,)

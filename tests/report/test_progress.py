@@ -1,18 +1,15 @@
 """Progress is a bar on a terminal, occasional lines elsewhere, and nothing if quick."""
 
 import io
-import logging
-import queue
 import re
 import sys
 import weakref
-from functools import partial
 
 import pytest
 
-from tests.support.processes import LIMIT_SECONDS
-from txl_jax.report import log
-from txl_jax.report.log import Progress, say, showing_lines, waiting
+from txl_jax.report import progress
+from txl_jax.report.log import say
+from txl_jax.report.progress import Progress
 
 
 @pytest.mark.parametrize("seconds, count", [(10.0, 0), (0.0, 9)])
@@ -22,7 +19,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     seconds: float,
     count: int,
 ) -> None:
-    monkeypatch.setattr(log, "EVERY_SECONDS", seconds)
+    monkeypatch.setattr(progress, "EVERY_SECONDS", seconds)
     with Progress("epoch"), Progress("train", 109, done=100, unit="") as bar:
         for done in range(101, 110):
             bar(done, 0, "3.1k tokens/s", f"loss {done / 100:.2f}")
@@ -58,24 +55,3 @@ def test_on_a_terminal_progress_is_a_bar(
     assert re.match(r"valid: 100% \|\S+ *\| 9.00k/9.00k, 00:00 left, \d\S+ tok", valid)
     last = {60: "12.3k tok/s", 80: "loss 1.9234", 120: "passed"}[columns]
     assert train.strip().endswith(last), "only whole figures are omitted"
-
-
-def test_a_message_of_the_core_is_shown_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    handlers = [logging.StreamHandler(sys.stderr)]  # a library may have added one
-    monkeypatch.setattr(logging.root, "handlers", handlers)
-    with showing_lines():
-        logging.getLogger("txl_jax.runtime").info("compiling")
-    assert capsys.readouterr().err == "compiling\n"
-    assert logging.getLogger("txl_jax").propagate
-
-
-def test_a_long_wait_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: queue.Queue[str] = queue.Queue()
-    hear = partial(said.get, timeout=LIMIT_SECONDS)
-    monkeypatch.setattr(log, "say", said.put)
-    monkeypatch.setattr(log, "QUIET_SECONDS", 0.0)
-    with pytest.raises(ValueError), waiting("reading"):
-        assert hear() == "reading"
-        raise ValueError

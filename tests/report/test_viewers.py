@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.faults.test_disk import full_disk, lost_disk
 from tests.support.refusal import refused
-from txl_jax.report.log import MetricsLog, read_metrics
+from txl_jax.report.metrics_log import MetricsLog, read_metrics
 from txl_jax.report.viewers import (
     FOLDER,
     Events,

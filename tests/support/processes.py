@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from txl_jax.report.log import read_metrics
+from txl_jax.report.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 1800.0  # for any wait; a quiet machine needs a hundredth

@@ -24,7 +24,7 @@ from tests.update.test_step import (
 from txl_jax import train
 from txl_jax.errors import BadNumbers
 from txl_jax.model.memory import Memory
-from txl_jax.report.log import read_metrics
+from txl_jax.report.metrics_log import read_metrics
 from txl_jax.update.state import TrainState
 from txl_jax.update.step import REASONS
 from txl_jax.workdir import load

@@ -12,7 +12,8 @@ from txl_jax.data.tokens import Tokens, prepare
 from txl_jax.errors import UserError, printable
 from txl_jax.generate import texts
 from txl_jax.generate.sampler import SHOWN, Reading
-from txl_jax.report.log import json_lines, say, writing
+from txl_jax.report.log import say
+from txl_jax.report.output import json_lines, open_output
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json
 from txl_jax.workdir.load import Loaded
@@ -83,7 +84,7 @@ def draw_samples(
     lines, numbers = ("", options.output) if arrays else (options.output, "")
     with (
         json_lines(lines, "generate.output") as append,
-        writing(numbers, "generate.output") as file,
+        open_output(numbers, "generate.output") as file,
     ):
         for sample in drawn:
             samples.append(sample)

@@ -27,7 +27,8 @@ from txl_jax.evaluate.perplexity import Evaluate, each_segment, make_evaluate
 from txl_jax.evaluate.reader import Reader
 from txl_jax.model.initializers import Params
 from txl_jax.report import plots, provenance
-from txl_jax.report.log import Progress, aligned, say
+from txl_jax.report.log import aligned, say
+from txl_jax.report.progress import Progress
 from txl_jax.runtime import storage
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import check_streams

@@ -18,7 +18,8 @@ from txl_jax.errors import BadNumbers, UserError
 from txl_jax.kernels import check, dispatch
 from txl_jax.paper.options import MEMORIES
 from txl_jax.report import provenance
-from txl_jax.report.log import say, showing_lines, to_json, waiting
+from txl_jax.report.log import log_to_screen, say, waiting
+from txl_jax.report.output import to_json
 from txl_jax.runtime import distributed, programs
 from txl_jax.runtime.explain import explain
 from txl_jax.runtime.storage import Json
@@ -112,7 +113,7 @@ def session(mode: str, is_program: bool) -> Iterator[None]:
     Settings of the whole process belong here: a user's program would keep them.
     """
     with ExitStack() as stack:
-        stack.enter_context(showing_lines())
+        stack.enter_context(log_to_screen())
         if is_program:
             stack.push(distributed.exit_on_error)
             save_restore.mute_orbax()  # each of its errors is reported in one line

@@ -18,7 +18,9 @@ from txl_jax.data.vocab import Vocab, report_unknown, spell
 from txl_jax.errors import UserError, refuse
 from txl_jax.evaluate.options import ScoreConfig
 from txl_jax.evaluate.text_reader import EVAL_FIELDS
-from txl_jax.report.log import Progress, json_lines, require_other, say, writing
+from txl_jax.report.log import say
+from txl_jax.report.output import json_lines, open_output, require_other
+from txl_jax.report.progress import Progress
 from txl_jax.runtime.storage import Json
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.resolve import warn_of_rotations
@@ -98,7 +100,7 @@ def score_documents(
     lines, arrays = ("", config.output) if config.hidden else (config.output, "")
     with (
         json_lines(lines, "score.output") as write,
-        writing(arrays, "score.output") as file,
+        open_output(arrays, "score.output") as file,
         Progress("score") as bar,
     ):
         documents, again = itertools.tee(documents)

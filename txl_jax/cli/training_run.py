@@ -10,7 +10,9 @@ from txl_jax.config import Config
 from txl_jax.evaluate import baselines
 from txl_jax.model.initializers import Params
 from txl_jax.report import plots, viewers
-from txl_jax.report.log import SendLine, read_metrics, say, to_json
+from txl_jax.report.log import say
+from txl_jax.report.metrics_log import SendLine, read_metrics
+from txl_jax.report.output import to_json
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.train import Run, plan

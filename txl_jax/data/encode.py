@@ -25,7 +25,7 @@ from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.vocab import ByteVocab, CharVocab, Vocab
 from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, require_one_of
-from txl_jax.report.log import Progress
+from txl_jax.report.progress import Progress
 from txl_jax.runtime.storage import Json
 
 BYTES = 256

@@ -18,7 +18,8 @@ from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.generate.sampler import READING, Reading, Sampler
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.report.log import require_other, say
+from txl_jax.report.log import say
+from txl_jax.report.output import require_other
 
 STREAMS = 32  # samples drawn in parallel
 

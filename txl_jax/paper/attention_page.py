@@ -48,9 +48,9 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory.key_values import KeyValueMemory
 from txl_jax.model.segment import OneSegment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.report.log import Json, say
+from txl_jax.report.log import say
 from txl_jax.report.plots import empty, finish
-from txl_jax.runtime.storage import replacing, write_atomically
+from txl_jax.runtime.storage import Json, replacing, write_atomically
 from txl_jax.workdir.load import Loaded
 from txl_jax.workdir.resolve import warn_of_rotations
 from txl_jax.workdir.staging import writing

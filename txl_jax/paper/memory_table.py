@@ -40,8 +40,10 @@ from txl_jax.paper.table import (
     train_once,
 )
 from txl_jax.paper.tasks import TEXTS, Copying, count_answers
-from txl_jax.report.log import Progress, say, spent_seconds
+from txl_jax.report.log import say
+from txl_jax.report.metrics_log import spent_seconds
 from txl_jax.report.plots import empty, save
+from txl_jax.report.progress import Progress
 from txl_jax.runtime.programs import user_cache
 from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.train import Run

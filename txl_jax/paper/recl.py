@@ -38,8 +38,9 @@ from txl_jax.model.initializers import Params
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.options import ReclConfig
-from txl_jax.report.log import Progress, aligned, say
+from txl_jax.report.log import aligned, say
 from txl_jax.report.plots import empty, save
+from txl_jax.report.progress import Progress
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import check_streams
 from txl_jax.update.state import parameter_count

@@ -19,7 +19,9 @@ from txl_jax.fields import Values
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
 from txl_jax.paper.options import TABLES, TableConfig
-from txl_jax.report.log import Progress, say, spent_seconds
+from txl_jax.report.log import say
+from txl_jax.report.metrics_log import spent_seconds
+from txl_jax.report.progress import Progress
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
 from txl_jax.train import Run, plan
 from txl_jax.workdir import run_record

@@ -17,7 +17,8 @@ from textwrap import indent
 from typing import Any, Self
 
 from txl_jax.errors import UserError
-from txl_jax.report.log import SendLine, say
+from txl_jax.report.log import say
+from txl_jax.report.metrics_log import SendLine
 from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.storage import Json
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from txl_jax.report.log import to_json
+from txl_jax.report.output import to_json
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
 

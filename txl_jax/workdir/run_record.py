@@ -12,7 +12,8 @@ from txl_jax.data.tokens import Tokens
 from txl_jax.errors import UserError, refuse
 from txl_jax.fields import Role
 from txl_jax.report import provenance
-from txl_jax.report.log import read_metrics, say
+from txl_jax.report.log import say
+from txl_jax.report.metrics_log import read_metrics
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, refusing_damage, write_atomically
 from txl_jax.workdir.folder import CONFIG, METRICS, RESULT, RUN, VOCAB, read_config

@@ -23,7 +23,8 @@ from filelock import FileLock, Timeout
 
 from txl_jax.errors import UserError
 from txl_jax.report import provenance
-from txl_jax.report.log import say, to_json
+from txl_jax.report.log import say
+from txl_jax.report.output import to_json
 from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.explain import explain
 from txl_jax.runtime.storage import DAMAGE, Json

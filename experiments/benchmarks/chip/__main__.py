@@ -33,7 +33,8 @@ from experiments.benchmarks import record
 from experiments.benchmarks.record import Row
 from experiments.figures import program
 from txl_jax.errors import refuse
-from txl_jax.report.log import say, to_json
+from txl_jax.report.log import say
+from txl_jax.report.output import to_json
 from txl_jax.report.provenance import git_revision
 
 Part = dict[str, Any]

@@ -31,7 +31,7 @@ from txl_jax.generate import generation_model, stream
 from txl_jax.kernels import check, dispatch, xla
 from txl_jax.kernels.sharded import device_memory
 from txl_jax.model.flops import needed_flops
-from txl_jax.report.log import to_json
+from txl_jax.report.output import to_json
 from txl_jax.report.timing import known_peak, measured_peak
 from txl_jax.runtime.programs import record_loops
 from txl_jax.sharding.rules import place_segments
