@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from txl_jax import config
-from txl_jax.cli.evaluate_split import compare, per_unit
+from txl_jax.cli.evaluate_split import per_unit, summarize_sweep
 from txl_jax.data.options import DataConfig
 from txl_jax.data.tokens import prepare
 from txl_jax.evaluate.options import EvalConfig, parse_sweep
@@ -85,7 +85,7 @@ PPL = {0: 30.0, 100: 27.02, 200: 26.7749, 300: 26.7712, 400: 26.7701, 500: 26.9}
 
 def test_the_columns_match_table_6() -> None:
     rows = [{"mem_len": at, "ppl": PPL[at]} for at in (0, 100, 200, 400)]
-    result = compare("mem_len", rows, 100)
+    result = summarize_sweep("mem_len", rows, 100)
     # 26.7712 and 26.7701 are 26.77 in the table, 26.7749 too.
     columns = [result[key] for key in ("init", "ppl_init", "ppl_best", "shortest")]
     assert columns == [100, 27.02, 26.7701, 200] and result["rows"] == rows

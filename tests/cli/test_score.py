@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.refusal import refused
 from txl_jax.cli import score_texts
-from txl_jax.cli.score_texts import Document, split
+from txl_jax.cli.score_texts import Document, score_parts
 from txl_jax.data import files
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
@@ -115,11 +115,11 @@ def test_lines_and_tokens_of_characters_of_several_bytes() -> None:
     text = "aé\n\nnaïve 😀\nab"
     document = Document("text", ByteVocab().encode(text), len(text.encode()))
     nll_T = np.arange(len(document.tokens_T), dtype=np.float32)
-    lines = list(split("line", document, nll_T, ByteVocab()))
+    lines = list(score_parts("line", document, nll_T, ByteVocab()))
     assert [line["text"] for line in lines] == text.splitlines(keepends=True)
     assert [line["tokens"] for line in lines] == [4, 1, 12, 2]
     assert [line["total_nll_nats"] for line in lines] == [6, 4, 126, 35]
-    tokens = list(split("token", document, nll_T, ByteVocab()))
+    tokens = list(score_parts("token", document, nll_T, ByteVocab()))
     assert "".join(token["text"] for token in tokens) == text
     assert [token["nll"] for token in tokens] == nll_T.tolist()
 
@@ -146,7 +146,7 @@ def test_stdin_and_unknown_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     (document,) = score_texts.read_documents(ScoreConfig(), [None], vocab, True)
     assert (document.name, document.bytes) == ("stdin", 6)
     assert document.tokens_T.tolist() == [0, 1, 1, 0]
-    (line,) = split("line", document, np.ones(4), vocab)
+    (line,) = score_parts("line", document, np.ones(4), vocab)
     assert line["text"] == "abba"
 
 

@@ -88,7 +88,9 @@ def test_a_full_disk_is_one_line(
 
 def test_a_local_archive_is_verified(wikitext: Corpus, tmp_path: Path) -> None:
     (archive,) = wikitext.archives
-    paths = builder.fetch(wikitext, None, manual(tmp_path).parent, tmp_path / "scratch")
+    paths = builder.find_splits(
+        wikitext, None, manual(tmp_path).parent, tmp_path / "scratch"
+    )
     for ranges in paths.values():
         assert ranges[0].path.is_relative_to(tmp_path / "scratch")
     names = {path.name for path in ranges[0].path.parent.iterdir()}

@@ -42,7 +42,7 @@ def draw(show: texts.Show = lambda text: None, **fields: Any) -> list[Sample]:
     config = make_config(**fields)
     prompts = texts.read_prompts(config, VOCAB)
     model = tiny.CONFIG, PARAMS, VOCAB
-    return list(texts.draw(*model, config, prompts, show))
+    return list(texts.sample_prompts(*model, config, prompts, show))
 
 
 def test_samples_depend_on_prompt_and_seed_and_have_scores(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_sample_appears_on_a_terminal_as_it_is_drawn(
         monkeypatch.setattr(sys, "stdout", terminal)
         model, options = (tiny.CONFIG, PARAMS, ByteVocab()), make_config()
         prompts = [np.frombuffer(b"a", np.uint8)]
-        (sample,) = texts.draw(*model, options, prompts, print_first)
+        (sample,) = texts.sample_prompts(*model, options, prompts, print_first)
         assert os.read(reader, 99) == b"\r\n", "before the line of JSON"
     os.close(reader)
     assert sample.text.encode() == b"a" + data

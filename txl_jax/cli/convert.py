@@ -11,7 +11,7 @@ from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manifest import first_nonfinite
 from txl_jax.config import Config
 from txl_jax.convert import formats
-from txl_jax.convert.formats import Source
+from txl_jax.convert.formats import ImportedModel
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.convert.release import Release, read_release, save_release
 from txl_jax.data import vocab
@@ -46,7 +46,7 @@ def import_model(options: ConvertConfig, workdir: Path, overrides: Values) -> Js
     options = dataclasses.replace(options, source=place)
     formats.check(options)
     with waiting(f"reading {options.source}"), explaining(options):
-        source, saved, trained = read_source(options, overrides)
+        source, saved, trained = read_model(options, overrides)
         sha256 = {str(path): checksum(path) for path in source.files}
     parsed = configure(source, saved, workdir, overrides)
     if isinstance(source.vocab, WordVocab) and not source.vocab.lines.eos:
@@ -93,9 +93,9 @@ def explaining(options: ConvertConfig) -> Iterator[None]:
         raise UserError(f"{error}; {options.source} is {kind}") from error
 
 
-def read_source(
+def read_model(
     options: ConvertConfig, overrides: Values
-) -> tuple[Source, Config, Json]:
+) -> tuple[ImportedModel, Config, Json]:
     """Returns the model, its config, and its provenance, {} if that is unknown."""
     if options.format == formats.RELEASE:
         if vocab_path := overrides.get("data.vocab_path"):
@@ -106,21 +106,21 @@ def read_source(
         path = Path(options.source)
         release = read_release(path)
         saved = check_config(release.config, release.origin, path)
-        source = Source(
+        source = ImportedModel(
             saved.model, release.params, release.vocab, release.step, [path]
         )
         return source, saved, release.origin
     stated = {f"model.{x}": x for x in formats.STATED_FIELDS}
     fields = {x: overrides[name] for name, x in stated.items() if name in overrides}
     data = {x: value for x, value in overrides.items() if x.startswith("data.")}
-    source = formats.read_source(
+    source = formats.read_model(
         options, config.with_values(Config(), data).data, fields
     )
     return source, imported_config(source.model, source.vocab), {}
 
 
 def configure(
-    source: Source, saved: Config, workdir: Path, overrides: Values
+    source: ImportedModel, saved: Config, workdir: Path, overrides: Values
 ) -> Config:
     """Returns the config of an imported model; raises UserError for unfit overrides."""
     vocab_path = str(storage.absolute(workdir) / folder.VOCAB)

@@ -79,7 +79,7 @@ def draw_samples(
     window = config.eval.ext_len + config.eval.tgt_len
     reading = Reading(window, config.eval.segments_per_step)
     model = config.model, loaded.params, vocab
-    drawn = texts.draw(*model, options, prompts, show, reading, every)
+    drawn = texts.sample_prompts(*model, options, prompts, show, reading, every)
     samples: list[texts.Sample] = []
     lines, numbers = ("", options.output) if arrays else (options.output, "")
     with (

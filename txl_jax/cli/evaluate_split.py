@@ -99,7 +99,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
         rate = f"{scores['tokens_per_second']:,.0f}"
         cells = f"{scores['ppl']:,.2f}", f"{scores['bpc']:.4f}", rate
         say(aligned(str(value), cells, WIDTH))
-    result = compare(field, rows, trained) | describe_input(loaded, tokens)
+    result = summarize_sweep(field, rows, trained) | describe_input(loaded, tokens)
     say(
         f"{field}: perplexity {result['ppl_init']:.2f} at training's {trained}, best "
         f"{result['ppl_best']:.2f}, reached at {result['shortest']}"
@@ -108,7 +108,7 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
     return result | files
 
 
-def compare(field: str, rows: list[Json], trained: float) -> Json:
+def summarize_sweep(field: str, rows: list[Json], trained: float) -> Json:
     """Returns the columns of Table 6, and the rows, which are in ascending order.
 
     ppl_init: at training's value; ppl_best: the lowest; shortest: the smallest value

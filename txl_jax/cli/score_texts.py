@@ -72,18 +72,18 @@ def read_documents(
         name = str(file or "stdin")
         if file and vocab.kind == NumberVocab.kind:
             numbers = number.read_numbers(file, dtype)
-            yield Document(name, encode(vocab, numbers, name), 0)
+            yield Document(name, encode_blocks(vocab, numbers, name), 0)
             continue
         blocks = files.read_blocks(file)
         # bytes.splitlines would also end a line at a lone carriage return.
         lines = io.BytesIO(b"".join(blocks)) if config.lines else ()
         for n, text in enumerate(zip(lines) if config.lines else [blocks], 1):
             where, meter = f"{name}:{n}" if config.lines else name, Meter()
-            tokens_T = encode(vocab, meter.measure(text, drop_newlines), where)
+            tokens_T = encode_blocks(vocab, meter.measure(text, drop_newlines), where)
             yield Document(where, tokens_T, meter.original_bytes)
 
 
-def encode(vocab: Vocab, blocks: Iterator[bytes], name: str) -> np.ndarray:
+def encode_blocks(vocab: Vocab, blocks: Iterator[bytes], name: str) -> np.ndarray:
     """Returns the tokens of a document's blocks."""
     return np.concatenate([np.zeros(0, vocab.dtype), *vocab.stream(blocks, name)])
 
@@ -109,9 +109,9 @@ def score_documents(
         for document, result in zip(documents, results, strict=True):
             if config.hidden:
                 hidden[f"document_{count}"] = result["hidden"]
-            row = describe(document, result["nll"], vocab)
+            row = score_document(document, result["nll"], vocab)
             if per in ("line", "token"):
-                for part in split(per, document, result["nll"], vocab):
+                for part in score_parts(per, document, result["nll"], vocab):
                     write(part)
             elif per:
                 write(row)
@@ -158,14 +158,14 @@ def add_means(sums: Json) -> Json:
     return sums | means
 
 
-def describe(document: Document, nll_T: np.ndarray, vocab: Vocab) -> Json:
+def score_document(document: Document, nll_T: np.ndarray, vocab: Vocab) -> Json:
     """Returns the scores of a document."""
     unknown = int(np.count_nonzero(document.tokens_T == vocab.unknown))
     sums = sum_nll(nll_T) | {"bytes": document.bytes, "unknown_tokens": unknown}
     return {"document": document.name, **add_means(sums)}
 
 
-def split(
+def score_parts(
     per: str, document: Document, nll_T: np.ndarray, vocab: Vocab
 ) -> Iterator[Json]:
     """Yields the scores of each line or token of a document."""

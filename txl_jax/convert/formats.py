@@ -29,7 +29,7 @@ MEMORY_FIELDS = ("mem_len", "clamp_len", "same_length")
 STATED_FIELDS = (*MEMORY_FIELDS, "cutoffs", "pre_lnorm")
 
 
-class Source(NamedTuple):
+class ImportedModel(NamedTuple):
     """An imported model; params are numpy arrays."""
 
     model: ModelConfig
@@ -39,16 +39,16 @@ class Source(NamedTuple):
     files: list[Path]
 
 
-def read_huggingface(source: str, data: DataConfig, _: Stated) -> Source:
+def read_huggingface(source: str, data: DataConfig, _: Stated) -> ImportedModel:
     """Reads a folder of Hugging Face's transfo-xl."""
     folder = Path(source)
     model, params = huggingface.from_pretrained(folder)
     vocab, file = _find_vocab(data, folder)
     read = [folder / huggingface.CONFIG, huggingface.weight_file(folder)]
-    return Source(model, params, vocab, 1, [*read, file])
+    return ImportedModel(model, params, vocab, 1, [*read, file])
 
 
-def read_pytorch(source: str, data: DataConfig, stated: Stated) -> Source:
+def read_pytorch(source: str, data: DataConfig, stated: Stated) -> ImportedModel:
     """Reads a model.pt or a state dict of the paper's PyTorch code."""
     path = Path(source)
     path = path / "model.pt" if path.is_dir() else path
@@ -56,10 +56,10 @@ def read_pytorch(source: str, data: DataConfig, stated: Stated) -> Source:
     with prefixed(path):
         model, params = pytorch.from_state_dict(state, **stated)
     vocab, file = _find_vocab(data, path.parent)
-    return Source(model, params, vocab, 1, [path, file])
+    return ImportedModel(model, params, vocab, 1, [path, file])
 
 
-def read_tensorflow(source: str, data: DataConfig, stated: Stated) -> Source:
+def read_tensorflow(source: str, data: DataConfig, stated: Stated) -> ImportedModel:
     """Reads a checkpoint of the paper's TensorFlow code: a folder or a prefix."""
     lengths = {name: stated[name] for name in MEMORY_FIELDS if name in stated}
     model, params, step = tensorflow.read_checkpoint(source, **lengths)
@@ -67,10 +67,10 @@ def read_tensorflow(source: str, data: DataConfig, stated: Stated) -> Source:
     # Released models have their vocabulary in data/, next to model/.
     vocab, file = _find_vocab(data, prefix.parent, prefix.parent.parent / "data")
     read = sorted(prefix.parent.glob(f"{prefix.name}.*"))
-    return Source(model, params, vocab, step, [*read, file])
+    return ImportedModel(model, params, vocab, step, [*read, file])
 
 
-def read_nvidia(source: str, data: DataConfig, _: Stated) -> Source:
+def read_nvidia(source: str, data: DataConfig, _: Stated) -> ImportedModel:
     """Reads a checkpoint of NVIDIA's code, which contains its vocabulary."""
     path = Path(source)
     path = path / "checkpoint_best.pt" if path.is_dir() else path
@@ -93,12 +93,12 @@ def read_nvidia(source: str, data: DataConfig, _: Stated) -> Source:
         ) from error
     if not data.vocab_path:
         vocab = vocab_from_pickle(saved.get("vocab"), path, data)
-        return Source(model, params, vocab, step, [path])
+        return ImportedModel(model, params, vocab, step, [path])
     vocab, file = _find_vocab(data)
-    return Source(model, params, vocab, step, [path, file])
+    return ImportedModel(model, params, vocab, step, [path, file])
 
 
-FORMATS: dict[str, Callable[[str, DataConfig, Stated], Source]] = {
+FORMATS: dict[str, Callable[[str, DataConfig, Stated], ImportedModel]] = {
     "huggingface": read_huggingface,
     "pytorch": read_pytorch,
     "nvidia": read_nvidia,
@@ -118,7 +118,9 @@ def check(config: ConvertConfig) -> None:
     require_regular(Path(config.source), "--source")
 
 
-def read_source(config: ConvertConfig, data: DataConfig, stated: Stated) -> Source:
+def read_model(
+    config: ConvertConfig, data: DataConfig, stated: Stated
+) -> ImportedModel:
     """Returns the model that --format and --source select; raises UserError.
 
     data describes the vocabulary; without a vocab_path, it is beside the weights.

@@ -33,7 +33,7 @@ from txl_jax.data.byte_ranges import (
     cut,
     cut_at,
     size,
-    verify,
+    verify_file,
     whole,
 )
 from txl_jax.data.catalog import Archive, Corpus, Member
@@ -89,7 +89,7 @@ class CorpusBuilder(tfds.core.ShardBasedBuilder):
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, list[Callable[[], Iterator[Example]]]]:
         manual = Path(self.data_dir_root) / "downloads" / "manual"
-        splits = fetch(self.corpus, dl_manager, manual, self.scratch)
+        splits = find_splits(self.corpus, dl_manager, manual, self.scratch)
         total = sum(map(size, splits.values()))
         progress = Progress("data: storing", total, unit="bytes")
         return {
@@ -207,7 +207,7 @@ def _quiet() -> Iterator[None]:
         tfds.display_progress_bar(shows_bars)
 
 
-def fetch(
+def find_splits(
     corpus: Corpus,
     downloads: tfds.download.DownloadManager,
     manual: Path,
@@ -223,7 +223,7 @@ def fetch(
         path = manual / archive.name
         if archive.packed and path.exists():
             say(f"data: using {path}")
-            verify(path, archive.sha256)
+            verify_file(path, archive.sha256)
         elif unpacked := _find_unpacked(archive, corpus.name, manual):
             paths |= unpacked
             continue
@@ -254,7 +254,7 @@ def _find_unpacked(archive: Archive, corpus: str, manual: Path) -> dict[str, Pat
         return {}
     say(f"data: using the files of {corpus} in {manual}")
     for member in archive.members:
-        verify(paths[member.path], member.digest)
+        verify_file(paths[member.path], member.digest)
     return paths
 
 
@@ -273,7 +273,8 @@ def _download(
         try:
             with waiting(f"data: downloading {url}, {archive.size:,} bytes"):
                 path = Path(downloads.download(url))
-            verify(path, archive.sha256)  # TFDS does not check its earlier downloads
+            # TFDS does not check its earlier downloads.
+            verify_file(path, archive.sha256)
             return path
         except (
             requests.RequestException,

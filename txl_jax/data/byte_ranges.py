@@ -115,7 +115,7 @@ def checksum(path: Path, algorithm: str = "sha256") -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def verify(path: Path, digest: str) -> None:
+def verify_file(path: Path, digest: str) -> None:
     """Raises UserError if a file's checksum differs from the published one."""
     algorithm, _, expected = digest.rpartition(":")
     with reading(path):

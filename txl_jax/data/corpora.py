@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from txl_jax.data import files
-from txl_jax.data.byte_ranges import Splits, blocks, checksum, locate, verify
+from txl_jax.data.byte_ranges import Splits, blocks, checksum, locate, verify_file
 from txl_jax.data.catalog import CORPORA, Corpus
 from txl_jax.data.number import open_numbers
 from txl_jax.data.options import DataConfig
@@ -130,5 +130,5 @@ def vocab_file(corpus: Corpus, data_dir: Path) -> Path | None:
     path = data_dir / "downloads" / "manual" / corpus.types.path
     if not corpus.types.path or not path.exists():
         return None
-    verify(path, corpus.types.digest)
+    verify_file(path, corpus.types.digest)
     return path

@@ -40,7 +40,7 @@ class NumberVocab:
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the numbers of a text; raises UserError for other words."""
-        return self._check(parse(text, "the text"), "the text")
+        return self._check(parse_numbers(text, "the text"), "the text")
 
     def stream(self, blocks: Iterable[bytes], name: str) -> Iterator[np.ndarray]:
         """Yields the tokens of a whole split of dtype STORED."""
@@ -65,7 +65,7 @@ class NumberVocab:
         return {"kind": self.kind, "size": self.size}
 
 
-def parse(text: str, name: str) -> np.ndarray:
+def parse_numbers(text: str, name: str) -> np.ndarray:
     """Returns the numbers of a text, which white space separates; raises UserError."""
     try:
         return np.array([int(word) for word in text.split()], np.int64)
@@ -136,7 +136,7 @@ def open_numbers(
     Names of files state the splits, or the numbers are cut 90/5/5. document_end is a
     number here; see DataConfig.
     """
-    end = ("data.document_end", parse(document_end, "data.document_end"))
+    end = ("data.document_end", parse_numbers(document_end, "data.document_end"))
     paths = files.corpus_files(path)
     names = files.named_splits(path, paths) or [""] * len(paths)
     arrays: dict[str, list[tuple[str, np.ndarray]]] = {}

@@ -25,7 +25,7 @@ OFF = -1  # the id of no token
 SHORTEST = 5  # tokens of a segment of varying length; at most tgt_len + SLACK
 CHUNK_ELEMENTS = 2**22  # of the file or of a permutation, processed at once
 Bits = TypeVar("Bits", int, np.ndarray)  # 64 bits; arrays are uint64
-# Purposes of `draw`, with independent numbers.
+# Purposes of `random_bits`, with independent numbers.
 ROTATION, LENGTH, SHUFFLE = 1, 2, 3
 
 
@@ -118,7 +118,7 @@ class Streams:
         if not self.varlen:
             return self.tgt_len
         bits, other_bits = (
-            draw(self.seed, LENGTH, position.epoch, 2 * position.segment + n)
+            random_bits(self.seed, LENGTH, position.epoch, 2 * position.segment + n)
             for n in (0, 1)
         )
         normal = bits.bit_count() + (other_bits >> 28).bit_count() - 50
@@ -130,7 +130,7 @@ class Streams:
         """Returns the pair with which each stream starts an epoch."""
         if not self.roll:
             return np.zeros_like(self.count_B)
-        random_B = draw(self.seed, ROTATION, epoch, self.stream_B)
+        random_B = random_bits(self.seed, ROTATION, epoch, self.stream_B)
         return (random_B % self.count_B.astype(np.uint64)).astype(np.int64)
 
     def _segment(self, position: Position) -> tuple[np.ndarray, ...]:
@@ -223,7 +223,7 @@ def splitmix64(z: Bits) -> Bits:
     return z ^ (z >> 31)
 
 
-def draw(seed: int, purpose: int, epoch: int, index: Bits) -> Bits:
+def random_bits(seed: int, purpose: int, epoch: int, index: Bits) -> Bits:
     """Returns 64 random bits for an index, an int or an array of uint64.
 
     They are number `index`, from 0, of a sequence of SplitMix64 (Steele, Lea and Flood,
@@ -269,7 +269,7 @@ def permute(n: int, seed: int, epoch: int) -> np.ndarray:
     keys = np.empty(n, np.uint64)
     for at in range(0, n, CHUNK_ELEMENTS):
         number = np.arange(at, min(at + CHUNK_ELEMENTS, n), dtype=np.uint64)
-        bits = draw(seed, SHUFFLE, epoch, number)
+        bits = random_bits(seed, SHUFFLE, epoch, number)
         keys[at : at + CHUNK_ELEMENTS] = bits & (2**64 - 1 - low) | number
     keys.sort()
     keys &= low

@@ -159,12 +159,12 @@ class Sampler:
         # The newest token is read with the first sampled one.
         ends = [0 if self.window else len(x) - 1 for x in prompts]
         pairs = [*zip(prompts, ends, strict=True)]
-        segments = cut([x[:end] for x, end in pairs], self.reader.tgt_len)
+        segments = cut_prompts([x[:end] for x, end in pairs], self.reader.tgt_len)
         memory = self.reader.empty(self.params)
         for after, _ in self.reader.run(memory, self.params, segments):
             memory = after
         token_B = np.array([x[-1] for x in prompts], np.int32)
-        window_BL, length_B = pad([x[end:-1] for x, end in pairs], self.window)
+        window_BL, length_B = pad_prompts([x[end:-1] for x, end in pairs], self.window)
         arrays: Any = token_B, memory, window_BL, length_B
         context: Context = self.begin(self.params, Context(*arrays))
         return context
@@ -223,17 +223,19 @@ def predict_last(
     return model.embedding.log_probs(last_B1D)[:, 0], memory
 
 
-def pad(texts: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
+def pad_prompts(
+    texts: Sequence[np.ndarray], width: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns tokens_BT, padded with 0 to `width` tokens, and length_B."""
     rows = [np.pad(text_T, (0, width - len(text_T))) for text_T in texts]
     length_B = np.array([*map(len, texts)], np.int32)
     return np.stack(rows).astype(np.int32), length_B
 
 
-def cut(texts: Sequence[np.ndarray], L: int) -> Iterator[Segment]:
+def cut_prompts(texts: Sequence[np.ndarray], L: int) -> Iterator[Segment]:
     """Yields unscored segments of L tokens, up to the end of the longest text."""
     for at in range(0, max(map(len, texts)), L):
-        inputs_BL, length_B = pad([text_T[at : at + L] for text_T in texts], L)
+        inputs_BL, length_B = pad_prompts([text_T[at : at + L] for text_T in texts], L)
         none_BL = np.zeros(inputs_BL.shape, np.float32)
         arrays = inputs_BL, inputs_BL, none_BL, none_BL > 0, length_B
         yield Segment(*(x[None] for x in arrays))

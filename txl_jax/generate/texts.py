@@ -134,7 +134,7 @@ def draw_contexts(
     return [np.asarray(tokens_T[at : at + config.context_tokens]) for at in starts]
 
 
-def draw(
+def sample_prompts(
     model_config: ModelConfig,
     params: Params,
     vocab: Vocab,

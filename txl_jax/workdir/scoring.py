@@ -19,7 +19,7 @@ ReadTexts = Callable[..., Iterator[Results]]
 
 
 @functools.lru_cache(maxsize=4)
-def make_reader(compiled_for: tuple[Any, ...], *settings: Any) -> TextReader:
+def cached_reader(compiled_for: tuple[Any, ...], *settings: Any) -> TextReader:
     """Returns a reader, kept for the latest models: a second call compiles nothing.
 
     compiled_for: the mesh and the dtypes of the parameters. settings: `TextReader`'s.
@@ -31,7 +31,9 @@ def open_reader(loaded: Loaded, *names: str) -> ReadTexts:
     """Returns `TextReader.read` for the parameters; names: as for `TextReader`."""
     config, ids = loaded.config, loaded.ids
     compiled_for = loaded.mesh, *(x.dtype for x in jax.tree.leaves(loaded.params))
-    reader = make_reader(compiled_for, config.model, config.eval, names, ids.eval_reset)
+    reader = cached_reader(
+        compiled_for, config.model, config.eval, names, ids.eval_reset
+    )
     return functools.partial(reader.read, loaded.params)
 
 
@@ -64,13 +66,13 @@ def _read(
     loaded: Loaded, texts: Iterable[Text], prefix: Text, name: str
 ) -> list[np.ndarray]:
     refuse(isinstance(texts, str), "texts is one text: give a list of texts")
-    prefix_T = encode(loaded, prefix, "prefix")
-    encoded = (encode(loaded, text, f"texts[{n}]") for n, text in enumerate(texts))
+    prefix_T = encode_text(loaded, prefix, "prefix")
+    encoded = (encode_text(loaded, text, f"texts[{n}]") for n, text in enumerate(texts))
     read = open_reader(loaded, name)
     return [results[name] for results in read(encoded, prefix_T)]
 
 
-def encode(loaded: Loaded, text: Text, name: str) -> np.ndarray:
+def encode_text(loaded: Loaded, text: Text, name: str) -> np.ndarray:
     """Returns the tokens of a text; raises UserError with its name."""
     if isinstance(text, str):
         is_number = text and loaded.vocab.kind == NumberVocab.kind
