@@ -5,9 +5,10 @@
 Published: 23.5 with 0.46B parameters, here 466,962,273; hardware and time unknown. This
 project has not run it.
 
-20 layers of 1024 with d_inner 6144 are the author's answer to a reader. The heads are
-unknown, and taken from the released scripts, which have 18 layers and d_inner 4096. The
-rest is TensorFlow's script. The text scores `<S> <S>` between sentences, a free token;
+20 layers of 1024 with d_inner 6144 come from the author's reply
+(github.com/kimiyoung/transformer-xl/issues/69). The heads are unknown, and taken from
+the released scripts, which have 18 layers and d_inner 4096. The rest is TensorFlow's
+script. The text scores `<S> <S>` between sentences, a free token;
 --config.data.convention=words omits it. The run also shuffled sentences: for that, set
 train.order="sentences".
 """

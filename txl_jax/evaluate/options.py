@@ -102,7 +102,7 @@ class EvalConfig(Section, name="eval", modes="train evaluate import"):
     clamp_len: int = field(
         0,
         modes="train evaluate score attention import compile table speed recl",
-        help="Larger distances count as this one. 0 sets no limit.",
+        help="Distances above this are treated as equal to it. 0 sets no limit.",
     )
     same_length: bool = field(
         False,
@@ -138,10 +138,14 @@ class EvalConfig(Section, name="eval", modes="train evaluate import"):
     )
     dynamic_lr: float = field(0.0, help="Learning rate of dynamic evaluation.")
     dynamic_decay: float = field(
-        0.0, help="Share of the way back to the trained parameters after each segment."
+        0.0,
+        help="Fraction of the difference from the trained parameters that is removed "
+        "after each segment.",
     )
     dynamic_segments: int = field(
-        0, help='Training segments that give "rms" the usual sizes. 0 takes all.'
+        0,
+        help='Training segments from which "rms" estimates the sizes of gradients. 0 '
+        "takes all.",
     )
     cache_len: int = field(
         0, help="Recent tokens in a continuous cache in the mode evaluate. 0 has none."

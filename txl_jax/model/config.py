@@ -86,10 +86,13 @@ class ModelConfig(
         "empty",
         one_of(("empty", "zeros")),
         roles=FREE,
-        help="Memory at the start: none, or zeros that every token attends to.",
+        help='Memory at the start: "empty" has nothing to attend to; "zeros" has '
+        "mem_len zero vectors, which are attended to.",
     )
     clamp_len: int = field(
-        0, roles=FREE, help="Larger distances count as this one. 0 sets no limit."
+        0,
+        roles=FREE,
+        help="Distances above this are treated as equal to it. 0 sets no limit.",
     )
     same_length: bool = field(False, roles=FREE, help="Every query sees mem_len keys.")
     same_length_self: bool = field(

@@ -9,7 +9,7 @@ from txl_jax.fields import Role, Section, field
 class RunConfig(
     Section, name="run", modes="train import compile table", roles=Role.LOCAL
 ):
-    """How a run uses its machines; no result depends on it."""
+    """Logging and profiling."""
 
-    wandb: str = field("", help="Project on Weights & Biases. Empty logs to none.")
+    wandb: str = field("", help="Project on Weights & Biases. Empty: off.")
     profile_from: int = field(0, help="First of ten updates to trace. 0 traces none.")

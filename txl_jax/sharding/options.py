@@ -20,7 +20,10 @@ class MeshConfig(
         -1, at_least(-1), help="Copies of the model, each with its own streams."
     )
     fsdp: int = field(
-        1, at_least(-1), help="Shards of the parameters, each with its own streams."
+        1,
+        at_least(-1),
+        help="Devices that share one copy of the parameters; each reads its own "
+        "streams.",
     )
     model: int = field(
         1, at_least(-1), help="Shards of heads, feed-forward and vocabulary."
