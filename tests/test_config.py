@@ -18,10 +18,8 @@ from txl_jax.data import options as data
 from txl_jax.data.encode import CONVENTIONS
 from txl_jax.errors import UserError
 from txl_jax.kernels import dispatch
-from txl_jax.model import config as model
 from txl_jax.model import positions
 from txl_jax.update import optim
-from txl_jax.update import options as update
 from txl_jax.workdir.run_record import check_same_run
 
 FOLDER = Path(__file__).parents[1] / "experiments"
@@ -39,14 +37,17 @@ def override(changes: str) -> Config:
 
 
 def test_options_list_the_implemented_choices() -> None:
-    stated: list[tuple[Any, tuple[Any, ...]]] = [
-        (optim.OPTIMIZERS, update.OPTIMIZERS),
-        (optim.SCHEDULES, update.SCHEDULES),
-        (vocab.FROM_JSON, data.VOCAB_KINDS),
+    def choices(field: str) -> Any:
+        return configs.FIELDS[field].check
+
+    stated: list[tuple[Any, Any]] = [
+        (optim.OPTIMIZERS, choices("optim.optimizer")),
+        (optim.SCHEDULES, choices("optim.schedule")),
+        ({data.FROM_CORPUS, *vocab.FROM_JSON}, choices("data.vocab")),
         (catalog.CORPORA, data.CORPUS_NAMES),
         (CONVENTIONS, data.CONVENTIONS),
-        ({"auto": None, **dispatch.KERNELS}, model.KERNELS),
-        (positions.SCHEMES, model.POSITIONS),
+        ({"auto", *dispatch.KERNELS}, choices("model.kernel")),
+        (positions.SCHEMES, choices("model.position")),
     ]
     for functions, names in stated:
         assert sorted(functions) == sorted(names)

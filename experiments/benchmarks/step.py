@@ -28,7 +28,7 @@ import jax
 
 from experiments.benchmarks import peer, quiet, record, subject
 from experiments.benchmarks.job import OPTIM, Job, Step
-from txl_jax.model.config import KERNELS
+from txl_jax.kernels.dispatch import KERNELS
 
 JOBS = {
     "small": Job(subject.SMALL, batch_size=8, tgt_len=128),
@@ -147,7 +147,7 @@ def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = record.make_parser(__doc__)
-    parser.add_argument("--kernel", choices=list(KERNELS), default="auto")
+    parser.add_argument("--kernel", choices=["auto", *KERNELS], default="auto")
     parser.add_argument("--models", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument(
         "--updates", type=record.positive, default=4, help="updates in a repetition"

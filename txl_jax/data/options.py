@@ -17,7 +17,6 @@ SPLIT_NAMES = {split: split for split in SPLITS} | dict.fromkeys(
     ("val", "validation", "dev", "eval", "evaluation", "heldout"), "valid"
 )
 SPLIT_NAMES |= {"training": "train", "testing": "test"}
-VOCAB_KINDS = ("byte", "char", "word", "subword", "number")
 DTYPES = tuple("uint8 uint16 uint32 uint64 int8 int16 int32 int64".split())
 FROM_CORPUS = "corpus"  # the kind of vocabulary in the corpus's published results
 AGAIN = "delete it and prepare again"  # the advice for damaged data
@@ -49,7 +48,7 @@ class DataConfig(Section, name="data", modes=CORPUS_MODES, roles=Role.IDENTITY):
     )
     vocab: str = field(
         FROM_CORPUS,
-        one_of((FROM_CORPUS, *VOCAB_KINDS)),
+        one_of((FROM_CORPUS, "byte", "char", "word", "subword", "number")),
         roles=Role.IDENTITY | Role.INHERITED,
         help='Kind of vocabulary. "corpus" is the one of published results.',
     )

@@ -9,8 +9,6 @@ from txl_jax.fields import Role, Section, at_least, field, fraction, one_of, pos
 if TYPE_CHECKING:
     import numpy as np
 
-# Kernels of the attention; "auto" = the fastest for the device.
-KERNELS = ("auto", "xla", "chunked", "cudnn", "tpu")
 POSITIONS = (
     "transformer_xl",  # section 3.3
     "shaw",  # Shaw et al. 2018: learned distances, as in the paper's ablation
@@ -165,7 +163,7 @@ class ModelConfig(
     )
     kernel: str = field(
         "auto",
-        one_of(KERNELS),
+        one_of(("auto", "xla", "chunked", "cudnn", "tpu")),
         modes="train evaluate generate score import export compile table speed recl",
         roles=Role.INHERITED,
         help='Attention kernel. "auto" takes the fastest.',

@@ -14,10 +14,6 @@ from txl_jax.fields import (
     size_or_off,
 )
 
-ORDERS = ("stream", "roll", "sentences")
-OPTIMIZERS = ("adam", "lamb", "muon", "sgd")
-SCHEDULES = ("cosine", "cosine_through_warmup", "inverse_sqrt", "constant")
-
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig(
@@ -62,7 +58,7 @@ class TrainConfig(
     )
     order: str = field(
         "stream",
-        one_of(ORDERS),
+        one_of(("stream", "roll", "sentences")),
         help='Order of the text; "roll" starts streams at random places, and '
         '"sentences" shuffles sentences, one per line.',
     )
@@ -141,12 +137,14 @@ class OptimConfig(
 
     optimizer: str = field(
         "adam",
-        one_of(OPTIMIZERS),
+        one_of(("adam", "lamb", "muon", "sgd")),
         help='Optimizer. "muon" is for matrices of layers, with "adam" for the rest.',
     )
     lr: float = field(2.5e-4, help="Peak learning rate.")
     schedule: str = field(
-        "cosine", one_of(SCHEDULES), help="Schedule of the learning rate."
+        "cosine",
+        one_of(("cosine", "cosine_through_warmup", "inverse_sqrt", "constant")),
+        help="Schedule of the learning rate.",
     )
     warmup_steps: int = field(0, help="Updates in which the rate rises linearly to lr.")
     min_lr_ratio: float = field(
