@@ -122,7 +122,8 @@ class Config:
         )
 
 
-KINDS = {bool: "true or false", int: "a whole number", float: "a number"}  # in messages
+# Values of each type, in messages.
+EXPECTED = {bool: "true or false", int: "a whole number", float: "a number"}
 SECTIONS: dict[str, type[Section]] = Config.__annotations__
 
 # All fields by "section.field", with the modes that read each and its roles.
@@ -199,14 +200,16 @@ def _typed(name: str, value: Any) -> Any:
 def read_flag(name: str, text: str) -> Any:
     """Returns the value of `section.field` in a flag, with commas in a tuple."""
     items = get_args(wanted := field_type(name))
-    kind = items[0] if items else wanted
+    item_type = items[0] if items else wanted
     parts = [x for x in text.strip("()").split(",") if x.strip()] if items else [text]
-    read = (lambda x: BOOLS[x.strip().lower()]) if kind is bool else kind
+    read = (lambda x: BOOLS[x.strip().lower()]) if item_type is bool else item_type
     try:
         values = tuple(read(part) for part in parts)
     except (ValueError, KeyError):
         each = ", or several with commas between" if items else ""
-        raise UserError(f"{name} = {text[:80]!r} is not {KINDS[kind]}{each}") from None
+        raise UserError(
+            f"{name} = {text[:80]!r} is not {EXPECTED[item_type]}{each}"
+        ) from None
     return values if items else values[0]
 
 
@@ -255,11 +258,11 @@ def load_json(path: Path) -> Config:
     """
     try:
         config = parse(json.loads(path.read_text("utf-8")))
-        own, copy = config.data.vocab_path, path.with_name("vocab.json")
-        found = storage.is_file(Path(os.path.expanduser(own)))
-        if own and not found and storage.is_file(copy):
-            own = str(storage.absolute(copy))
-            config = with_values(config, {"data.vocab_path": own})
+        vocab_path, copy = config.data.vocab_path, path.with_name("vocab.json")
+        exists = storage.is_file(Path(os.path.expanduser(vocab_path)))
+        if vocab_path and not exists and storage.is_file(copy):
+            vocab_path = str(storage.absolute(copy))
+            config = with_values(config, {"data.vocab_path": vocab_path})
         return config
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(

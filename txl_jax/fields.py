@@ -49,12 +49,12 @@ positive = _numbers(lambda x: x > 0, "above 0")
 fraction = _numbers(lambda x: 0 <= x < 1, "at least 0 and below 1")
 
 
-def between(least: int, most: int) -> Check:
+def between(low: int, high: int) -> Check:
     """Constrains a number to a range, both ends included."""
 
     def check(value: Any, name: str) -> None:
-        if not least <= value <= most:
-            raise UserError(f"{name} = {value} must be from {least} to {most}")
+        if not low <= value <= high:
+            raise UserError(f"{name} = {value} must be from {low} to {high}")
 
     return check
 

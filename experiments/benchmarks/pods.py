@@ -47,20 +47,20 @@ PUBLISHED = {
 }
 
 
-def row(table: str, name: str, kind: str, chips: int, flags: str) -> Row:
+def row(table: str, name: str, chip: str, chips: int, flags: str) -> Row:
     """Returns the table, the experiment and the command of a row."""
-    shape = (CUBES if kind in ("v4", "v5p") else FLAT)[chips]
-    command = f"--mode=compile --topology={kind}:{shape} --config={name} {flags}"
+    shape = (CUBES if chip in ("v4", "v5p") else FLAT)[chips]
+    command = f"--mode=compile --topology={chip}:{shape} --config={name} {flags}"
     return {"table": table, "experiment": name, "flags": command}
 
 
 def wanted() -> Iterator[Row]:
     """Yields every row, by priority."""
     for kernel in ("xla", "tpu"):
-        own = f"--config.model.kernel={kernel}"
-        auto = f"{own} --mesh=auto --config.eval.streams=128"
-        fsdp = f"{own} --config.mesh.fsdp=8 --config.eval.streams=256"
-        yield row("fit", "wt103_large", "v4", 128, f"{own} --config.eval.streams=128")
+        flag = f"--config.model.kernel={kernel}"
+        auto = f"{flag} --mesh=auto --config.eval.streams=128"
+        fsdp = f"{flag} --config.mesh.fsdp=8 --config.eval.streams=256"
+        yield row("fit", "wt103_large", "v4", 128, f"{flag} --config.eval.streams=128")
         yield row("fit", "wt103_large", "v5e", 256, auto)
         yield row("fit", "lm1b_large", "v5e", 256, fsdp)
     flags = "--mesh=auto --config.model.kernel=tpu --config.model.dtype=bfloat16"
@@ -149,9 +149,9 @@ def page(rows: list[Row]) -> str:
     """Returns the Markdown of all tables."""
     lines = [INTRODUCTION]
     for table, title in TITLES.items():
-        own = [row for row in rows if row["table"] == table]
-        own.sort(key=lambda row: (row["experiment"], row.get("chips", 0)))
-        lines += [f"## {title}", "", *record.table(HEAD, map(cells, own)), ""]
+        of_table = [row for row in rows if row["table"] == table]
+        of_table.sort(key=lambda row: (row["experiment"], row.get("chips", 0)))
+        lines += [f"## {title}", "", *record.table(HEAD, map(cells, of_table)), ""]
     return "\n".join(lines)
 
 

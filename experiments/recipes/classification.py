@@ -74,9 +74,9 @@ def find_functions(code: str) -> Iterator[str]:
             if isinstance(node, ast.ClassDef):
                 bodies.append(node.body)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                own = "\n".join(lines[node.lineno - 1 : node.end_lineno]).strip()
-                if len(own) >= SHORTEST:
-                    yield own[:LONGEST]
+                source = "\n".join(lines[node.lineno - 1 : node.end_lineno]).strip()
+                if len(source) >= SHORTEST:
+                    yield source[:LONGEST]
 
 
 def read_classes(path: str) -> dict[str, list[list[str]]]:
@@ -114,18 +114,19 @@ def split(classes: dict[str, list[list[str]]], seed: int) -> dict[str, Texts]:
         sizes = np.array([len(texts) for texts in shuffled])
         middles = (np.cumsum(sizes) - sizes / 2) / max(sizes.sum(), 1)
         high = 0.0
-        for part, (share, most) in PARTS.items():
+        for part, (share, limit) in PARTS.items():
             low, high = high, high + share
             inside = np.flatnonzero((low <= middles) & (middles < high))
             texts = [text for n in inside for text in shuffled[n] if text]
-            own = dict.fromkeys(texts)
-            texts = [text for text in own if text not in seen]
+            distinct = dict.fromkeys(texts)
+            texts = [text for text in distinct if text not in seen]
             seen.update(texts)
             random.shuffle(texts)
-            reason = "has only texts of earlier classes or parts" if own else "is empty"
+            seen_before = "has only texts of earlier classes or parts"
+            reason = seen_before if distinct else "is empty"
             line = f"class {name} is too small: its {part} part {reason}"
             refuse(not texts, f"{line}; give it more texts of its own")
-            parts[part] += [(text, number) for text in texts[:most]]
+            parts[part] += [(text, number) for text in texts[:limit]]
     return {
         name: Texts(
             [text for text, _ in part], np.array([number for _, number in part])

@@ -22,9 +22,9 @@ from ..figures import program
 
 def write(args: argparse.Namespace) -> dict[str, Any]:
     """Writes the texts; raises UserError for too many letters."""
-    most = len(getattr(TEXTS[args.task], "keys", PATTERN))
-    is_wrong = max(args.length, args.symbols) > most
-    refuse(is_wrong, f"--length and --symbols are at most {most}")
+    limit = len(getattr(TEXTS[args.task], "keys", PATTERN))
+    is_wrong = max(args.length, args.symbols) > limit
+    refuse(is_wrong, f"--length and --symbols are at most {limit}")
     task = TEXTS[args.task](args.delay, args.length, args.symbols)
     return {"folder": str(task.write(args.folder))}
 
@@ -35,10 +35,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--delay", type=program.count, default=24, help="bytes of noise"
     )
-    most = len(PATTERN)
-    text = f"letters of a pattern, or pairs, at most {most}"
+    limit = len(PATTERN)
+    text = f"letters of a pattern, or pairs, at most {limit}"
     parser.add_argument("--length", type=program.count, default=8, help=text)
-    text = f"letters to choose from, at most {most}"
+    text = f"letters to choose from, at most {limit}"
     parser.add_argument("--symbols", type=program.count, default=8, help=text)
     parser.add_argument("--folder", type=program.path, default=Path("tasks"))
     return program.run(parser, write, argv)

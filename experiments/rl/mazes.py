@@ -79,13 +79,13 @@ def plot(cells: list[Json], path: Path) -> None:
     figure = plots.empty(7, 4)
     axes = figure.add_subplot()
     for agent in dict.fromkeys(cell["agent"] for cell in cells):
-        found: dict[int, list[float]] = {}
+        by_length: dict[int, list[float]] = {}
         for cell in cells:
             if cell["agent"] == agent:
                 name = "best_return" if "best_return" in cell else "return"
-                found.setdefault(cell["length"], []).append(cell[name])
-        lengths = sorted(found)
-        returns = [np.array(found[length], float) for length in lengths]
+                by_length.setdefault(cell["length"], []).append(cell[name])
+        lengths = sorted(by_length)
+        returns = [np.array(by_length[length], float) for length in lengths]
         mean, low, high = ([f(x) for x in returns] for f in (np.mean, np.min, np.max))
         (line,) = axes.plot(lengths, mean, "o-", label=agent, markersize=4)
         axes.fill_between(lengths, low, high, color=line.get_color(), alpha=0.15)

@@ -136,8 +136,8 @@ def train(options: Options, workdir: Path) -> Json:
     Raises UserError for impossible flags, Interrupted after a signal, and BadNumbers
     before an update that is not finite is saved.
     """
-    own = (workdir / OPTIONS).exists()
-    if not own and any((workdir / name).exists() for name in (CHECKPOINTS, CONFIG)):
+    resumed = (workdir / OPTIONS).exists()
+    if not resumed and any((workdir / name).exists() for name in (CHECKPOINTS, CONFIG)):
         raise UserError(
             f"{workdir} holds another program's run: give another --workdir"
         )

@@ -76,7 +76,7 @@ def test_far_rotations(section: str, capsys: pytest.CaptureFixture[str]) -> None
         warn_of_rotations(c, section)
         warned = f"of training, {section}.mem_len=64" in capsys.readouterr().err
         assert warned == (position == "rotary" and length > 64)
-        warn_of_rotations(c, section, most=64 + L)
+        warn_of_rotations(c, section, max_keys=64 + L)
         assert not capsys.readouterr().err
 
 

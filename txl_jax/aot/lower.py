@@ -66,16 +66,16 @@ class Slices(NamedTuple):
 
 def find_slices(name: str, count: int = 1) -> Slices:
     """Returns `count` slices of a topology name: "v4:4x4x8" is 128 chips of v4."""
-    kind, _, sizes = name.partition(":")
-    require_one_of(kind, list(CHIPS), "the chip of compile.topology")
-    chip = CHIPS[kind]
+    chip_name, _, sizes = name.partition(":")
+    require_one_of(chip_name, list(CHIPS), "the chip of compile.topology")
+    chip = CHIPS[chip_name]
     if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.axes), sizes):
         raise UserError(
             f"compile.topology = {name!r}: give {chip.axes} lengths for a slice of "
-            f"{kind}, such as {kind}:{'x'.join('4' * chip.axes)}"
+            f"{chip_name}, such as {chip_name}:{'x'.join('4' * chip.axes)}"
         )
-    if count > 1 and kind == "v3":
-        raise UserError(f"compile.slices = {count}: {kind} has one slice only")
+    if count > 1 and chip_name == "v3":
+        raise UserError(f"compile.slices = {count}: {chip_name} has one slice only")
     return Slices(name, chip, count * math.prod(map(int, sizes.split("x"))), count)
 
 

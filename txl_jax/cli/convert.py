@@ -87,10 +87,10 @@ def explaining(options: ConvertConfig) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        kind = folder.describe(Path(options.source))
-        if not kind or options.format in kind:
+        description = folder.describe_path(Path(options.source))
+        if not description or options.format in description:
             raise
-        raise UserError(f"{error}; {options.source} is {kind}") from error
+        raise UserError(f"{error}; {options.source} is {description}") from error
 
 
 def read_model(
@@ -132,10 +132,10 @@ def configure(
                 f"--config.{name}: the model was trained with another value; leave the "
                 "flag out, or start a run from the model with train.init_from"
             )
-    kind = overrides.get("data.vocab", FROM_CORPUS)
-    if kind not in (FROM_CORPUS, source.vocab.kind):
+    stated = overrides.get("data.vocab", FROM_CORPUS)
+    if stated not in (FROM_CORPUS, source.vocab.kind):
         raise UserError(
-            f"--config.data.vocab={kind}: the vocabulary is of kind "
+            f"--config.data.vocab={stated}: the vocabulary is of kind "
             f"{source.vocab.kind!r}: leave the flag out"
         )
     return after

@@ -15,7 +15,13 @@ from txl_jax.errors import UserError, nearest, prefixed, refuse, require_one_of
 from txl_jax.fields import Role, Values
 from txl_jax.runtime import storage
 from txl_jax.workdir import release_file
-from txl_jax.workdir.folder import CONFIG, VOCAB, describe, find_workdir, read_config
+from txl_jax.workdir.folder import (
+    CONFIG,
+    VOCAB,
+    describe_path,
+    find_workdir,
+    read_config,
+)
 
 
 class Mode(NamedTuple):
@@ -163,8 +169,8 @@ def check_folder(folder: Path) -> None:
     """Raises UserError for a --workdir that exists and is not a folder."""
     exists = not storage.is_remote(folder) and os.path.exists(folder)
     if exists and not os.path.isdir(folder):
-        kind = describe(folder) or "no folder: give one, which may be new"
-        raise UserError(f"--workdir={str(folder)!r} is {kind}")
+        description = describe_path(folder) or "no folder: give one, which may be new"
+        raise UserError(f"--workdir={str(folder)!r} is {description}")
 
 
 def model_file(name: str, mode: str, config: str, overrides: Values) -> Path:

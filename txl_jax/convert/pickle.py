@@ -87,16 +87,16 @@ class Unpickler(PYTHON):
         """Returns the class or storage of an id that torch.save wrote."""
         if pid[0] == "module":
             return pid[1]
-        _, kind, key, _, count, *view = pid[:6]
+        _, name, key, _, count, *view = pid[:6]
         refuse(
-            any(view) or not type(kind) is type(key) is str, "a storage is not plain"
+            any(view) or not type(name) is type(key) is str, "a storage is not plain"
         )
         if key not in self.storages:
-            size = count * np.dtype(DTYPES[kind]).itemsize
+            size = count * np.dtype(DTYPES[name]).itemsize
             self.room -= size
             refuse(self.room < 0, "its storages exceed the file")
             self.storages[key] = bytearray(size)
-        return np.frombuffer(memoryview(self.storages[key]).toreadonly(), DTYPES[kind])
+        return np.frombuffer(memoryview(self.storages[key]).toreadonly(), DTYPES[name])
 
     def _call(self) -> None:
         args = self.stack.pop()

@@ -186,16 +186,16 @@ def _read_variable(
     prefix: Path, shards: int, name: str, fields: dict[int, Any], room: dict[Path, int]
 ) -> np.ndarray:
     """Returns a variable by its BundleEntryProto; raises ValueError or OSError."""
-    kind, dims, shard, offset, size, checksum = (fields.get(n, 0) for n in range(1, 7))
-    if kind not in DTYPES:
-        raise ValueError(f"{name} has TensorFlow's data type {kind}")
+    dtype, dims, shard, offset, size, checksum = (fields.get(n, 0) for n in range(1, 7))
+    if dtype not in DTYPES:
+        raise ValueError(f"{name} has TensorFlow's data type {dtype}")
     shape = [dim.size for dim in TensorShapeProto.FromString(dims or b"").dim]
     path = Path(f"{prefix}.data-{shard:05d}-of-{shards:05d}")
     room[path] = room.get(path, path.stat().st_size) - size  # bytes of no variable yet
     data = np.memmap(path, np.uint8, "r")[offset : offset + size]
     if room[path] < 0 or masked_crc32c(data) != checksum:
         raise ValueError(f"{name} in {path.name} does not match its checksum")
-    return np.array(data).view(DTYPES[kind]).reshape(shape)
+    return np.array(data).view(DTYPES[dtype]).reshape(shape)
 
 
 def _read_table(data: bytes) -> dict[bytes, bytes]:

@@ -48,9 +48,9 @@ def find_source(config: DataConfig, data_dir: Path) -> Source:
 
     `data_dir` contains downloads and TFDS datasets.
     """
-    kind, _, name = config.corpus.partition(":")
-    _check_fields(config, kind)
-    corpus, path, end = CORPORA[kind], config.path, config.document_end
+    name, _, dataset = config.corpus.partition(":")
+    _check_fields(config, name)
+    corpus, path, end = CORPORA[name], config.path, config.document_end
 
     def open_published(scratch: Path) -> Text:
         from txl_jax.data.builder import open_corpus  # importing TFDS takes a second
@@ -62,40 +62,40 @@ def find_source(config: DataConfig, data_dir: Path) -> Source:
 
         return Text(open_dataset(folder))
 
-    if kind == "stdlib":
+    if name == "stdlib":
         version = platform.python_version()
         return Source(corpus, version, lambda _: _of_ranges(files.split_stdlib()))
-    if kind == "text":
+    if name == "text":
         return Source(
             corpus,
             files.text_edition(path, end),
             lambda scratch: _of_ranges(files.split_text(path, scratch, end)),
         )
-    if kind == "tokens":
+    if name == "tokens":
         edition = files.text_edition(path, f"{end} {config.dtype}")
         return Source(
             corpus, edition, lambda _: Text(open_numbers(path, end, config.dtype))
         )
-    if kind == "tfds":
-        folder = _find_dataset(name, data_dir)
+    if name == "tfds":
+        folder = _find_dataset(dataset, data_dir)
         plain = os.path.relpath(folder, data_dir).replace("/", "-")
         return Source(corpus, f"{plain}-{checksum(folder / INFO)[:8]}", open_tfds)
     return Source(corpus, "", open_published)
 
 
-def _check_fields(config: DataConfig, kind: str) -> None:
+def _check_fields(config: DataConfig, name: str) -> None:
     """Raises UserError for an unknown corpus, and for fields of other corpora."""
-    if kind not in CORPORA or (":" in config.corpus) != (kind == "tfds"):
+    if name not in CORPORA or (":" in config.corpus) != (name == "tfds"):
         known = [f"{x}:NAME" if x == "tfds" else x for x in CORPORA]
         raise UserError(
             f"data.corpus={config.corpus!r} is unknown{nearest(config.corpus, known)}; "
             f"known are: {', '.join(known)}"
         )
-    for field, kinds in FIELDS.items():
-        if (value := getattr(config, field)) and kind not in kinds:
+    for field, names in FIELDS.items():
+        if (value := getattr(config, field)) and name not in names:
             raise UserError(
-                f"data.{field}={value!r} is for data.corpus={kinds[0]!r}, not "
-                f"{config.corpus!r}: leave it empty, or set data.corpus={kinds[0]!r}"
+                f"data.{field}={value!r} is for data.corpus={names[0]!r}, not "
+                f"{config.corpus!r}: leave it empty, or set data.corpus={names[0]!r}"
             )
 
 

@@ -273,13 +273,13 @@ class ModelConfig(
 
 
 def parse_remat(policy: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the kind and the names of a remat policy; raises UserError."""
-    kind, colon, text = policy.partition(":")
+    """Returns what precedes the colon of a remat policy, and the names after it."""
+    base, colon, text = policy.partition(":")
     names = tuple(text.split(",")) if colon else ()
-    if kind in ("save", "offload") and set(names) <= set(REMAT_NAMES) and names:
-        return kind, names
+    if base in ("save", "offload") and set(names) <= set(REMAT_NAMES) and names:
+        return base, names
     if policy in REMAT_POLICIES[:3]:
-        return kind, ()
+        return base, ()
     raise UserError(
         f"model.remat_policy = {policy!r} must be one of {', '.join(REMAT_POLICIES)}"
         f"{nearest(policy, REMAT_POLICIES)}; NAMES are some of {', '.join(REMAT_NAMES)}"

@@ -75,7 +75,7 @@ def draw_attention(loaded: Loaded, workdir: Path) -> Json:
     config, split = loaded.config, loaded.config.eval.split
     corpus = prepare(config.data, loaded.vocab, loaded.trained_on)
     tokens = corpus.split(split)
-    warn_of_rotations(config, most=config.eval.mem_len)  # keys of every target
+    warn_of_rotations(config, max_keys=config.eval.mem_len)  # keys of every target
     maps = make_maps(loaded, tokens)
     result = {"step": loaded.step, "split": split, **summarize(maps)}
     title = f"Attention of {workdir.name}, step {loaded.step}"

@@ -138,7 +138,7 @@ def score(
 ) -> tuple[np.ndarray, Json]:
     """Returns a model's nll_CT and its row of the result; reuses saved losses."""
     loaded = load.load(member.folder, member.config)
-    warn_of_rotations(member.config, most=config.lengths[-1])
+    warn_of_rotations(member.config, max_keys=config.lengths[-1])
     lengths = {name: getattr(member.config.eval, name) for name in EVAL_FIELDS}
     full = full_context(member.config)
     model = checksums(loaded.params), loaded.config.model, lengths

@@ -150,8 +150,8 @@ def anywhere(condition: bool) -> bool:
 
 def differing(values: Mapping[str, object]) -> dict[str, int]:
     """Returns {name of a value: a process in which it differs from process 0's}."""
-    own = [zlib.crc32(repr(value).encode()) for value in values.values()]
-    all_PN = gather(np.array(own, np.uint32))
+    hashes = [zlib.crc32(repr(value).encode()) for value in values.values()]
+    all_PN = gather(np.array(hashes, np.uint32))
     others = (np.flatnonzero(all_P != all_P[0]).tolist() for all_P in all_PN.T)
     return {name: other[0] for name, other in zip(values, others, strict=True) if other}
 
@@ -168,11 +168,11 @@ def require_equal(values: Mapping[str, object]) -> None:
 @contextlib.contextmanager
 def together(*errors: type[Exception]) -> Iterator[None]:
     """If any process raises a UserError or one of `errors`, raises it in all."""
-    kinds: tuple[type[Exception], ...] = (UserError, *errors)
+    expected: tuple[type[Exception], ...] = (UserError, *errors)
     raised: Exception | None = None
     try:
         yield
-    except kinds as error:
+    except expected as error:
         raised = error
     if anywhere(isinstance(raised, UserError)):
         if not isinstance(raised, UserError):

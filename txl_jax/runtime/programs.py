@@ -109,10 +109,10 @@ def keep() -> None:
             jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
         return
     with contextlib.suppress(OSError, RuntimeError):  # there may be no home
-        own = user_cache() / "programs" / processor()
-        own.mkdir(parents=True, exist_ok=True)
+        folder = user_cache() / "programs" / processor()
+        folder.mkdir(parents=True, exist_ok=True)
         warnings.filterwarnings("ignore", "Error .* compilation cache entry")
-        jax.config.update("jax_compilation_cache_dir", str(own))
+        jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
 
 
@@ -147,8 +147,8 @@ def record_loops(devices: Collection[jax.Device]) -> dict[str, str | bool] | Non
     on one NVIDIA GPU; for other or several devices, and where XLA_FLAGS state the
     commands, the compiler keeps its defaults.
     """
-    kinds = {device.device_kind for device in devices}
-    one_gpu = len(devices) == 1 and all(kind.startswith("NVIDIA") for kind in kinds)
+    names = {device.device_kind for device in devices}
+    one_gpu = len(devices) == 1 and all(name.startswith("NVIDIA") for name in names)
     if not one_gpu or RECORDED in os.environ.get("XLA_FLAGS", ""):
         return None
     return {RECORDED: ",".join([*COMMANDS.split(), "WHILE"])}

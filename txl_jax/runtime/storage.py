@@ -52,10 +52,10 @@ def remote_path(address: str, flag: str) -> Path:
         )
     for name in LIBRARIES:
         try:
-            found = importlib.util.find_spec(name)
+            spec = importlib.util.find_spec(name)
         except ModuleNotFoundError:  # its parent package is missing
-            found = None
-        if not found:
+            spec = None
+        if not spec:
             raise UserError(
                 f"{flag}={address!r} needs {name}: pip install 'txl_jax[gcs]'"
             )
@@ -170,15 +170,15 @@ def sync(path: Path) -> None:
 def refusing_damage(
     path: Path,
     fix: str = "restore it from a backup, or delete it to continue",
-    *more: type[Exception],
+    *further: type[Exception],
 ) -> Iterator[None]:
-    """Converts OSError, DAMAGE and `more` to UserError, except PermissionError."""
-    kinds: tuple[type[Exception], ...] = (OSError, *DAMAGE, *more)
+    """Converts OSError, DAMAGE and `further` to UserError, except PermissionError."""
+    expected: tuple[type[Exception], ...] = (OSError, *DAMAGE, *further)
     try:
         yield
     except PermissionError:
         raise
-    except kinds as error:
+    except expected as error:
         raise UserError(f"{path} is damaged ({error}): {fix}") from error
 
 

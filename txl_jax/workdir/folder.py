@@ -33,10 +33,10 @@ def read_config(folder: Path) -> Config:
     try:
         return configs.load_json(folder / CONFIG)
     except UserError as error:
-        kind = describe(folder)
-        if kind in ("", WORKDIR):
+        description = describe_path(folder)
+        if description in ("", WORKDIR):
             raise
-        raise UserError(f"{folder} is {kind}") from error
+        raise UserError(f"{folder} is {description}") from error
 
 
 WORKDIR = "the workdir of a run: give it as --workdir or train.init_from"
@@ -44,7 +44,7 @@ IMPORT = "make a workdir of it with --mode=import --format="
 MODEL = f"a model in one file: give it as --model, or {IMPORT}txl_jax"
 HUGGINGFACE = f"a model of Hugging Face: {IMPORT}huggingface"
 # Descriptions by a pattern for the name of the file, or of a file in the folder.
-KINDS = {
+DESCRIPTIONS = {
     RUN: WORKDIR,
     "record/metadata": "a checkpoint of a run: give the workdir that contains it",
     "*/record/metadata": "a run's checkpoints: give the workdir that contains them",
@@ -55,7 +55,7 @@ KINDS = {
 }
 
 
-def describe(path: Path) -> str:
+def describe_path(path: Path) -> str:
     """Describes a file or folder, and where it can be used; "" if it is unknown."""
     if storage.is_remote(path):
         return ""
@@ -65,7 +65,7 @@ def describe(path: Path) -> str:
             if (file.metadata() or {}).get("format", "").startswith("txl_jax"):
                 return MODEL
     with contextlib.suppress(OSError):
-        for pattern, kind in KINDS.items():
+        for pattern, description in DESCRIPTIONS.items():
             if path.match(pattern) if is_file else any(path.glob(pattern)):
-                return kind
+                return description
     return ""

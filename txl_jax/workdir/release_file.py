@@ -14,7 +14,7 @@ from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError, nearest
 from txl_jax.runtime import storage
 from txl_jax.runtime.storage import DAMAGE, Json
-from txl_jax.workdir.folder import describe
+from txl_jax.workdir.folder import describe_path
 
 SUFFIX = ".safetensors"
 PACKAGED = Path(__file__).parents[1] / "packaged"
@@ -33,9 +33,12 @@ def find_model(name: str) -> Path:
         return path
     known = packaged()
     if name not in known:
-        kind = describe(path) or f"no packaged model{nearest(name, known)} and no file"
+        description = (
+            describe_path(path)
+            or f"no packaged model{nearest(name, known)} and no file"
+        )
         names = ", ".join(known) or "none, because txl_jax is in a zip: install it"
-        raise UserError(f"--model={name!r} is {kind}; there are {names}")
+        raise UserError(f"--model={name!r} is {description}; there are {names}")
     return known[name]
 
 
@@ -47,9 +50,9 @@ def load_config(path: Path) -> Config:
                 metadata = file.metadata() or {}
             config, origin = (json.loads(metadata[x]) for x in ("config", "origin"))
         except (safetensors.SafetensorError, *DAMAGE) as error:
-            kind = describe(path) or f"not a model in one file ({error})"
+            description = describe_path(path) or f"not a model in one file ({error})"
             raise UserError(
-                f"{path} is {kind}; a --model is a file that --mode=export "
+                f"{path} is {description}; a --model is a file that --mode=export "
                 "--format=txl_jax wrote"
             ) from error
     return check_config(config, origin, path)

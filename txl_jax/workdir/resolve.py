@@ -143,12 +143,12 @@ def fit_mesh(config: Config, devices: list[jax.Device] | None = None) -> Mesh:
 
 
 def warn_of_rotations(
-    config: Config, section: str = "eval", most: float = math.inf
+    config: Config, section: str = "eval", max_keys: float = math.inf
 ) -> None:
-    """Reports rotary positions beyond training's; most: a limit on the keys."""
+    """Reports rotary positions beyond training's; max_keys: a limit on the keys."""
     mem_len, tgt_len = config.model.mem_len, config.train.tgt_len
     length = config.eval.ext_len + config.eval.tgt_len
-    keys = min(getattr(config, section).mem_len + length, most)
+    keys = min(getattr(config, section).mem_len + length, max_keys)
     if config.model.position == "rotary" and keys > mem_len + tgt_len:
         say(
             f"rotary positions were trained with {mem_len + tgt_len} keys and are read "
