@@ -21,7 +21,7 @@ import numpy as np
 from experiments.benchmarks import peer, quiet, record, subject
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
-from txl_jax.evaluate.text_reader import TextReader
+from txl_jax.evaluate.text_reader import TextReader, join
 from txl_jax.generate.options import GenerateConfig
 from txl_jax.generate.sampler import Reading, Sampler
 from txl_jax.model.config import ModelConfig
@@ -39,7 +39,7 @@ def make_program(
         return lambda: evaluate(params, text_T, lambda *_: None)
     if name == "score":
         reader = TextReader(model_config, config)
-        return lambda: [*reader.read(params, [text_T], text_T[:0])]
+        return lambda: [*map(join, reader.read(params, [text_T], text_T[:0]))]
     if name == "recl":
         nll = make_context_nll(model_config, config, params, mesh)
         return lambda: nll(text_T, np.array([T]), T, lambda *_: None)

@@ -6,7 +6,7 @@ The scores are invented: 1, 2, 3, ... Dims: T tokens of a document.
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.refusal import refused
 from txl_jax.cli import score_texts
-from txl_jax.cli.score_texts import Document, score_parts
+from txl_jax.cli.score_texts import Document, score_units
 from txl_jax.data import files
 from txl_jax.data.vocab import ByteVocab, CharVocab
 from txl_jax.data.word import WordVocab
@@ -26,15 +26,14 @@ WORDS = WordVocab(["<eos>", "<unk>", "the", "cat"])
 
 
 def count(
-    texts: Iterable[np.ndarray],
-    prefix_T: np.ndarray,
-    progress: Callable[[int], object],
-) -> Iterator[Results]:
+    texts: Iterable[np.ndarray], prefix_T: np.ndarray
+) -> Iterator[Iterator[Results]]:
+    """Yields parts of four tokens, so that lines cross them."""
     for tokens_T in texts:
         nll_T = np.arange(len(tokens_T), dtype=float) + len(prefix_T)
         nll_T[nll_T == 0] = np.nan
-        progress(len(tokens_T))
-        yield {"nll": nll_T, "hidden": np.ones((len(nll_T), 2), np.float32)}
+        parts = (nll_T[at : at + 4] for at in range(0, len(nll_T), 4))
+        yield ({"nll": x, "hidden": np.ones((len(x), 2), np.float32)} for x in parts)
 
 
 def write(tmp_path: Path, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -115,11 +114,11 @@ def test_lines_and_tokens_of_characters_of_several_bytes() -> None:
     text = "aé\n\nnaïve 😀\nab"
     document = Document("text", ByteVocab().encode(text), len(text.encode()))
     nll_T = np.arange(len(document.tokens_T), dtype=np.float32)
-    lines = list(score_parts("line", document, nll_T, ByteVocab()))
+    lines = list(score_units("line", document, nll_T.tolist(), ByteVocab()))
     assert [line["text"] for line in lines] == text.splitlines(keepends=True)
     assert [line["tokens"] for line in lines] == [4, 1, 12, 2]
     assert [line["total_nll_nats"] for line in lines] == [6, 4, 126, 35]
-    tokens = list(score_parts("token", document, nll_T, ByteVocab()))
+    tokens = list(score_units("token", document, nll_T.tolist(), ByteVocab()))
     assert "".join(token["text"] for token in tokens) == text
     assert [token["nll"] for token in tokens] == nll_T.tolist()
 
@@ -146,7 +145,7 @@ def test_stdin_and_unknown_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     (document,) = score_texts.read_documents(ScoreConfig(), [None], vocab, True)
     assert (document.name, document.bytes) == ("stdin", 6)
     assert document.tokens_T.tolist() == [0, 1, 1, 0]
-    (line,) = score_parts("line", document, np.ones(4), vocab)
+    (line,) = score_units("line", document, np.ones(4), vocab)
     assert line["text"] == "abba"
 
 

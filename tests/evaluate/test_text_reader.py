@@ -16,7 +16,7 @@ from tests import reference
 from tests.support import tiny
 from txl_jax.evaluate import text_reader
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
-from txl_jax.evaluate.text_reader import TextReader, arrange
+from txl_jax.evaluate.text_reader import TextReader, arrange, join
 from txl_jax.model.config import ModelConfig
 
 PARAMS = tiny.make_params()
@@ -43,7 +43,7 @@ def make_score(
     reader = TextReader(config, options, ("nll", "hidden"), **more)
 
     def score(tokens_T: np.ndarray, prefix_T: np.ndarray = NOTHING_T) -> Scores:
-        (results,) = reader.read(params, [tokens_T], prefix_T)
+        (results,) = map(join, reader.read(params, [tokens_T], prefix_T))
         return Scores(results["nll"], results["hidden"])
 
     return score
@@ -144,9 +144,7 @@ def test_texts_of_any_lengths_are_read_as_if_alone(kind: str) -> None:
     rng.shuffle(lengths)
     texts = [tiny.make_tokens(1, T, seed)[0] for seed, T in enumerate(lengths)]
     prefix_T = TOKENS_T[: len(kind) % 2]
-    read: list[int] = []  # by each call
-    results = [*reader.read(params, texts, prefix_T, read.append)]
-    assert sum(read) == sum(lengths) + len(texts) * len(prefix_T)
+    results = [*map(join, reader.read(params, texts, prefix_T))]
     assert len(results) == len(texts)
     for text_T, actual in zip(texts, results, strict=True):
         expected = read_alone(text_T, prefix_T)
@@ -157,18 +155,20 @@ def test_texts_of_any_lengths_are_read_as_if_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("options, skip", [(MEMORY, 0), (MEMORY, 9), (WINDOW, 1)])
-def test_texts_are_read_in_several_batches(
+def test_a_long_text_is_read_in_parts(
     monkeypatch: pytest.MonkeyPatch, options: EvalConfig, skip: int
 ) -> None:
     options = dataclasses.replace(options, streams=2, segments_per_step=1)
     config = tiny.CONFIG if options.mem_len else tiny.config(mem_len=0)
     reader = TextReader(config, options, ("nll", "hidden"))
     texts = [TOKENS_T[:2], TOKENS_T, TOKENS_T[:0], TOKENS_T[:7], TOKENS_T]
-    expected = [*reader.read(PARAMS, texts, TOKENS_T[:skip])]
+    expected = [*map(join, reader.read(PARAMS, texts, TOKENS_T[:skip]))]
     monkeypatch.setattr(text_reader, "BATCH_TOKENS", 20)
-    batched = [*reader.read(PARAMS, texts, TOKENS_T[:skip])]
-    for results, whole in zip(batched, expected, strict=True):
-        for name, x in results.items():
+    batched = [[*parts] for parts in reader.read(PARAMS, texts, TOKENS_T[:skip])]
+    calls = -(-(23 + skip) // options.tgt_len)
+    assert [len(parts) for parts in batched][1::3] == [calls, calls]
+    for parts, whole in zip(batched, expected, strict=True):
+        for name, x in join(parts).items():
             tiny.assert_close(x[skip == 0 :], whole[name][skip == 0 :])
             assert x.dtype == np.float32
 

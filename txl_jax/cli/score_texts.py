@@ -1,8 +1,9 @@
 """The mode `score`: the nll of the user's own texts, by document, line or token."""
 
+import collections
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from txl_jax.data.text import Meter
 from txl_jax.data.vocab import Vocab, report_unknown, spell
 from txl_jax.errors import UserError, refuse
 from txl_jax.evaluate.options import ScoreConfig
-from txl_jax.evaluate.text_reader import EVAL_FIELDS
+from txl_jax.evaluate.text_reader import EVAL_FIELDS, Results, join
 from txl_jax.report.log import say
 from txl_jax.report.output import json_lines, open_output, require_other
 from txl_jax.report.progress import Progress
@@ -105,19 +106,22 @@ def score_documents(
     ):
         documents, again = itertools.tee(documents)
         texts = (document.tokens_T for document in again)
-        results = read(texts, prefix_T, lambda tokens: bar(bar.n + tokens))
-        for document, result in zip(documents, results, strict=True):
+        for document, parts in zip(documents, read(texts, prefix_T), strict=True):
             if config.hidden:
-                hidden[f"document_{count}"] = result["hidden"]
-            row = score_document(document, result["nll"], vocab)
-            if per in ("line", "token"):
-                for part in score_parts(per, document, result["nll"], vocab):
-                    write(part)
-            elif per:
+                parts = iter([results := join(parts)])
+                hidden[f"document_{count}"] = results["hidden"]
+            sums = dict.fromkeys(SUMS, 0)
+            nlls = each_nll(parts, sums, bar)
+            for unit in score_units(per, document, nlls, vocab):
+                write(unit)
+            unknown = int(np.count_nonzero(document.tokens_T == vocab.unknown))
+            sums |= {"bytes": document.bytes, "unknown_tokens": unknown}
+            row = {"document": document.name, **add_means(sums)}
+            if per == "document":
                 write(row)
-            else:
+            elif not per:
                 rows.append(row)
-            whole = {name: whole[name] + row[name] for name in SUMS}
+            whole = {name: whole[name] + sums[name] for name in SUMS}
             count += 1
         if config.hidden:
             np.savez(file, **hidden)
@@ -158,27 +162,35 @@ def add_means(sums: Json) -> Json:
     return sums | means
 
 
-def score_document(document: Document, nll_T: np.ndarray, vocab: Vocab) -> Json:
-    """Returns the scores of a document."""
-    unknown = int(np.count_nonzero(document.tokens_T == vocab.unknown))
-    sums = sum_nll(nll_T) | {"bytes": document.bytes, "unknown_tokens": unknown}
-    return {"document": document.name, **add_means(sums)}
+def each_nll(parts: Iterable[Results], sums: Json, bar: Progress) -> Iterator[float]:
+    """Yields the nll of each token, and adds them to the sums and to the bar."""
+    for part in parts:
+        nll_T = part["nll"]
+        for name, value in sum_nll(nll_T).items():
+            sums[name] += value
+        bar(bar.n + len(nll_T))
+        yield from nll_T.tolist()
 
 
-def score_parts(
-    per: str, document: Document, nll_T: np.ndarray, vocab: Vocab
+def score_units(
+    per: str, document: Document, nlls: Iterable[float], vocab: Vocab
 ) -> Iterator[Json]:
-    """Yields the scores of each line or token of a document."""
-    tokens = document.tokens_T.tolist()
-    line, begin, words = 1, 0, []
-    for at, text in enumerate(spell(vocab.decode, document.tokens_T)):
+    """Yields the scores of each line or token of a document; reads all nlls."""
+    if per not in ("line", "token"):
+        collections.deque(nlls, maxlen=0)
+        return
+    tokens_T = document.tokens_T
+    line, words, nlls_of_line = 1, [], []
+    texts = spell(vocab.decode, tokens_T)
+    for at, (token, text, nll) in enumerate(zip(tokens_T, texts, nlls, strict=True)):
         place = {"document": document.name, "line": line}
         if per == "token":
-            scores = {"token": tokens[at], "text": text, "nll": float(nll_T[at])}
+            scores = {"token": int(token), "text": text, "nll": nll}
             yield {**place, "index": at, **scores}
         words.append(text)
-        if "\n" in text or at + 1 == len(tokens):
+        nlls_of_line.append(nll)
+        if "\n" in text or at + 1 == len(tokens_T):
             if per == "line":
-                sums = sum_nll(nll_T[begin : at + 1])
-                yield {**place, "text": "".join(words), **add_means(sums)}
-            line, begin, words = line + 1, at + 1, []
+                means = add_means(sum_nll(np.array(nlls_of_line)))
+                yield {**place, "text": "".join(words), **means}
+            line, words, nlls_of_line = line + 1, [], []

@@ -32,7 +32,7 @@ from txl_jax.model.txl import TransformerXL
 
 # The fields of EvalConfig that scores depend on.
 EVAL_FIELDS = "tgt_len mem_len ext_len clamp_len same_length reset_memory_at".split()
-BATCH_TOKENS = 2**16  # tokens of the texts that are arranged together, or of one text
+BATCH_TOKENS = 2**16  # of the texts that are arranged together, or of one text
 
 Places = Mapping[int, tuple[int, int]]  # the stream and first token of texts, by number
 Results = dict[str, np.ndarray]  # by name, as in RESULTS
@@ -110,76 +110,54 @@ class TextReader:
         self.make_reader(1, config.segments_per_step)
 
     def read(
-        self,
-        params: Params,
-        texts: Iterable[np.ndarray],
-        prefix_T: np.ndarray,
-        progress: Callable[[int], object] = lambda tokens: None,
-    ) -> Iterator[Results]:
+        self, params: Params, texts: Iterable[np.ndarray], prefix_T: np.ndarray
+    ) -> Iterator[Iterator[Results]]:
         """Yields the results of each text, read after a prefix, in the order of texts.
 
-        progress is called with the number of tokens read by each call of the model. The
-        nll of a token without context is NaN. Raises BadNumbers for another nll that is
-        not finite.
+        They come in parts (`join`), those of a long text as they are computed: read all
+        before the next text's. The nll of a token without context is NaN. Raises
+        BadNumbers for another nll that is not finite.
         """
         batch: list[np.ndarray] = []
-        tokens = 0
+        tokens, skip = 0, len(prefix_T)
         for text_T in texts:
-            text_T = np.concatenate([prefix_T, text_T]) if len(prefix_T) else text_T
+            text_T = np.concatenate([prefix_T, text_T]) if skip else text_T
             if batch and tokens + len(text_T) >= BATCH_TOKENS:
-                yield from self._read_batch(params, batch, len(prefix_T), progress)
+                yield from self._read_batch(params, batch, skip)
                 batch, tokens = [], 0
             batch.append(text_T)
             tokens += len(text_T) + 1  # there may be any number of empty texts
         if batch:
-            yield from self._read_batch(params, batch, len(prefix_T), progress)
+            yield from self._read_batch(params, batch, skip)
 
     def _read_batch(
-        self,
-        params: Params,
-        texts: list[np.ndarray],
-        skip: int,
-        progress: Callable[[int], object],
-    ) -> Iterator[Results]:
-        """Yields the results of each text, without its first `skip` tokens."""
+        self, params: Params, texts: list[np.ndarray], skip: int
+    ) -> Iterator[Iterator[Results]]:
         sizes = [len(text_T) for text_T in texts]
+        if sizes[0] and len(texts) == 1:  # it may be long
+            yield align(self._read_streams(params, texts, 1, {0: (0, 0)}), skip)
+            return
         results: dict[int, Results] = {}
         L, max_streams = self.config.tgt_len, self.config.streams
         for B, places in arrange(sizes, L, max_streams, self.share):
-            of_streams = self._read_streams(params, texts, B, places, progress)
+            streams = join(self._read_streams(params, texts, B, places), axis=1)
             for n, (b, begin) in places.items():
-                part = {x: y[b, begin:][: sizes[n]] for x, y in of_streams.items()}
-                results[n] = {x: y.astype(np.float32) for x, y in part.items()}
+                at = slice(begin, begin + sizes[n])
+                results[n] = {name: x[b : b + 1, at] for name, x in streams.items()}
         for n in range(len(texts)):
-            result = results.pop(n)
-            if "nll" in result:
-                # The nll after a token is that of the next one.
-                nll_T = np.append(np.float32(np.nan), result["nll"])[:-1]
-                if not np.isfinite(nll_T[1:]).all():
-                    raise BadNumbers(
-                        "the loss is not finite, although every parameter is: a "
-                        "layer's values overflow; try --config.model.dtype=float32"
-                    )
-                result["nll"] = nll_T
-            yield {name: x_T[skip:] for name, x_T in result.items()}
+            yield align([results.pop(n)], skip)
 
     def _read_streams(
-        self,
-        params: Params,
-        texts: Sequence[np.ndarray],
-        B: int,
-        places: Places,
-        progress: Callable[[int], object],
-    ) -> Results:
-        """Returns the results after each token of B streams, [B, P, ..]."""
+        self, params: Params, texts: Sequence[np.ndarray], B: int, places: Places
+    ) -> Iterator[Results]:
+        """Yields the results after each token of B streams, [B, .., ..], in parts."""
         P = max(1, *(begin + len(texts[n]) for n, (_, begin) in places.items()))
         # The target of the last token is arbitrary and not scored.
         tokens = np.zeros(B * P + 1, token_dtype(self.model_config.vocab_size))
-        starts_BP, is_text_BP = np.zeros((2, B, P), bool)
+        starts_BP = np.zeros((B, P), bool)
         for n, (b, begin) in places.items():
             tokens[b * P + begin :][: len(texts[n])] = texts[n]
             starts_BP[b, begin : begin + 1] = True
-            is_text_BP[b, begin:][: len(texts[n])] = True
         L, E = self.config.tgt_len, self.config.ext_len
         streams = Streams(tokens, B, L, ext_len=E, reset_memory_at=self.reset_memory_at)
 
@@ -193,12 +171,34 @@ class TextReader:
         # A short text would be mostly padding.
         is_short = streams.segments_per_epoch <= several.n_segments // 2
         reader = self.make_reader(B, 1) if is_short else several
-        parts: list[Results] = []
-        at, step = 0, L * reader.n_segments
+        at = 0
         for outputs in reader.read(params, segments()):
-            context = min(E, at)
-            new = slice(context, context + min(step, P - at))
-            parts.append({name: x[:, new] for name, x in outputs.items()})
-            progress(int(is_text_BP[:, at : at + step].sum()))
-            at += step
-        return {x: np.concatenate([part[x] for part in parts], 1) for x in parts[0]}
+            context, new = min(E, at), min(L * reader.n_segments, P - at)
+            yield {name: x[:, context : context + new] for name, x in outputs.items()}
+            at += new
+
+
+def join(parts: Iterable[Results], axis: int = 0) -> Results:
+    """Returns the results of consecutive parts as one."""
+    parts = [*parts]
+    return {name: np.concatenate([x[name] for x in parts], axis) for name in parts[0]}
+
+
+def align(parts: Iterable[Results], skip: int) -> Iterator[Results]:
+    """Yields the results of a text in one stream, without its first `skip` tokens.
+
+    The nll after a token is that of the next one.
+    """
+    nll_before = np.float32(np.nan)  # the first token has no context
+    for n, part in enumerate(parts):
+        results = {name: x[0].astype(np.float32) for name, x in part.items()}
+        if "nll" in results:
+            nll_T = np.append(nll_before, results["nll"])
+            if not np.isfinite(nll_T[n == 0 : -1]).all():
+                raise BadNumbers(
+                    "the loss is not finite, although every parameter is: a layer's "
+                    "values overflow; try --config.model.dtype=float32"
+                )
+            results["nll"], nll_before = nll_T[:-1], nll_T[-1]
+        yield {name: x_T[skip:] for name, x_T in results.items()}
+        skip = max(skip - len(next(iter(results.values()))), 0)

@@ -9,13 +9,13 @@ import numpy as np
 
 from txl_jax.data.number import NumberVocab
 from txl_jax.errors import UserError, prefixed, refuse
-from txl_jax.evaluate.text_reader import Results, TextReader
+from txl_jax.evaluate.text_reader import Results, TextReader, join
 from txl_jax.runtime.storage import to_utf8
 from txl_jax.workdir.load import Loaded
 
 Text = str | np.ndarray | list[int]
-# `TextReader.read` without its first argument.
-ReadTexts = Callable[..., Iterator[Results]]
+# (texts, prefix_T) -> the results of each text, in parts.
+ReadTexts = Callable[[Iterable[np.ndarray], np.ndarray], Iterator[Iterator[Results]]]
 
 
 @functools.lru_cache(maxsize=4)
@@ -69,7 +69,7 @@ def _read(
     prefix_T = encode_text(loaded, prefix, "prefix")
     encoded = (encode_text(loaded, text, f"texts[{n}]") for n, text in enumerate(texts))
     read = open_reader(loaded, name)
-    return [results[name] for results in read(encoded, prefix_T)]
+    return [join(parts)[name] for parts in read(encoded, prefix_T)]
 
 
 def encode_text(loaded: Loaded, text: Text, name: str) -> np.ndarray:
