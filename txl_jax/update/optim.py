@@ -219,7 +219,7 @@ class Momentum(NamedTuple):
     """A running mean of `count` (int32) gradients."""
 
     mu: Params
-    count: Array
+    count: Array  # type: ignore[assignment]  # a tuple has a method `count`
 
 
 MOMENTUM = 0.95
