@@ -191,7 +191,8 @@ def _quiet() -> Iterator[None]:
     configs that its class does not list.
     """
     logger = logging.getLogger("urllib3")  # which reports each attempt
-    before = absl_logging.get_verbosity(), logger.level, downloader.MAX_RETRIES
+    verbosity, level = absl_logging.get_verbosity(), logger.level
+    retries = downloader.MAX_RETRIES
     shows_bars = tqdm_utils._active
     absl_logging.set_verbosity(absl_logging.ERROR)
     logger.setLevel(logging.ERROR)
@@ -201,9 +202,9 @@ def _quiet() -> Iterator[None]:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
-        absl_logging.set_verbosity(before[0])
-        logger.setLevel(before[1])
-        downloader.MAX_RETRIES = before[2]
+        absl_logging.set_verbosity(verbosity)
+        logger.setLevel(level)
+        downloader.MAX_RETRIES = retries
         tfds.display_progress_bar(shows_bars)
 
 

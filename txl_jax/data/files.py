@@ -114,7 +114,7 @@ def split_text(path: str, scratch: Path, document_end: str = "") -> Splits:
             texts.append(dataclasses.replace(whole(target), packed=file))
         else:
             with reading(file), file.open("rb") as opened:
-                start = text_start(opened.read(HEAD), file)
+                start = mark_size(opened.read(HEAD), file)
             texts.append(dataclasses.replace(whole(file), start=start))
     if not splits:
         return cut_by_lines(_join(texts, scratch, document_end))
@@ -136,7 +136,7 @@ def _join(texts: Sequence[ByteRange], scratch: Path, end: str) -> ByteRanges:
     return tuple(parts if end else parts[:-1])
 
 
-def text_start(head: bytes, name: Path | str) -> int:
+def mark_size(head: bytes, name: Path | str) -> int:
     """Returns the length of the byte order mark of UTF-8 at the start of a text.
 
     `head` has the first HEAD bytes. Raises UserError if they are not text.
@@ -153,12 +153,12 @@ def read_blocks(path: Path | None) -> Iterator[bytes]:
     """Yields the blocks of a file, decompressed by its suffix; None is stdin."""
     if path is None:
         data = sys.stdin.buffer.read()
-        yield data[text_start(data, "stdin") :]
+        yield data[mark_size(data, "stdin") :]
         return
     try:
         with COMPRESSED.get(path.suffix, Path.open)(path, "rb") as file:
             block = file.read(BLOCK_BYTES)
-            yield block[text_start(block, path) :]
+            yield block[mark_size(block, path) :]
             while block := file.read(BLOCK_BYTES):
                 yield block
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:

@@ -106,7 +106,10 @@ class Streams:
         """The number of segments in an epoch; with varlen, in the first epoch."""
         if not self.varlen:
             return -(-self.longest // self.tgt_len)
-        return sum(1 for _ in self._positions())
+        count, position = 0, Position()
+        while position.epoch == 0:
+            count, position = count + 1, self._after(position)
+        return count
 
     def length(self, position: Position) -> int:
         """Returns the number of tokens in a segment, unless its stream ends earlier.
@@ -183,13 +186,6 @@ class Streams:
             return Position(epoch + 1)
         return Position(epoch, segment + 1, token_offset)
 
-    def _positions(self) -> Iterator[Position]:
-        """Yields the position of each segment in the first epoch."""
-        position = Position()
-        while position.epoch == 0:
-            yield position
-            position = self._after(position)
-
     def cold_tokens(self, full: int) -> int:
         """Returns the number of tokens scored before their stream has read `full`.
 
@@ -211,8 +207,10 @@ class Streams:
 
     def epoch(self) -> Iterator[Segment]:
         """Yields every segment of the split once, with S = 1."""
-        for position in self._positions():
-            yield Segment(*(part[None] for part in self._segment(position)))
+        position = Position()
+        while position.epoch == 0:
+            segment, position = self.batch(position)
+            yield segment
 
 
 def splitmix64(z: Bits) -> Bits:
@@ -284,22 +282,22 @@ class ShuffledSentences:
 
     def __init__(self, tokens: np.ndarray, sentence_end: int, seed: int):
         """Reads the whole file."""
-        self.start = find_sentences(tokens, sentence_end)
+        self.starts = find_sentences(tokens, sentence_end)
         self.seed = seed
         self.epoch = -1
 
     def _make(self, epoch: int) -> None:
         self.epoch = -1
-        self.sentence = self.end = np.empty(0, int)  # frees memory for the next epoch
-        self.sentence = permute(len(self.start) - 1, self.seed, epoch)
-        # end[k] is the end of sentence k in the epoch's text.
-        self.end = np.diff(self.start)[self.sentence]
-        np.cumsum(self.end, out=self.end)
+        self.sentence = self.ends = np.empty(0, int)  # frees memory for the next epoch
+        self.sentence = permute(len(self.starts) - 1, self.seed, epoch)
+        # ends[k] is the end of sentence k in the epoch's text.
+        self.ends = np.diff(self.starts)[self.sentence]
+        np.cumsum(self.ends, out=self.ends)
         self.epoch = epoch
 
     def locate(self, epoch: int, index: np.ndarray) -> np.ndarray:
         """Returns indices in the token file from indices in the epoch's text."""
         if epoch != self.epoch:
             self._make(epoch)
-        k = np.searchsorted(self.end, index, side="right")
-        return index - self.end[k] + self.start[self.sentence[k] + 1]
+        k = np.searchsorted(self.ends, index, side="right")
+        return index - self.ends[k] + self.starts[self.sentence[k] + 1]

@@ -81,9 +81,9 @@ class Meter:
             after_space = bool(space[-1])
             self.lines += block.count(b"\n")
             self.original_bytes += len(block)
-            kept = block.replace(b"\n", b"") if drop_newlines else block
-            self.stream_bytes += len(kept)
-            yield kept
+            read = block.replace(b"\n", b"") if drop_newlines else block
+            self.stream_bytes += len(read)
+            yield read
         if block and not block.endswith(b"\n"):
             self.lines += 1
 

@@ -157,13 +157,11 @@ def _prepare(config: DataConfig) -> Tokens:
                 held = FileLock(lock).acquire()
             with held:
                 # The process that held the lock before may have made it.
-                if _is_complete(folder, manifest):
-                    pass
-                elif manifest:
-                    with storage.replacing_folder(folder) as incomplete:
-                        _fetch(remote, manifest, incomplete)
-                else:
-                    _make(source, recipe, vocab, folder)
+                if not _is_complete(folder, manifest):
+                    if manifest:
+                        _fetch(remote, manifest, folder)
+                    else:
+                        _make(source, recipe, vocab, folder)
         if remote and not manifest:
             _store(remote, folder)
     except OSError as error:
@@ -244,15 +242,17 @@ def _reporting(verb: str, remote: RemotePath) -> Iterator[None]:
 def _fetch(remote: RemotePath, manifest: str, folder: Path) -> None:
     """Copies the files that the manifest lists to a folder, and verifies them."""
     say(f"data: copying {remote} to {folder.parent}")
-    with refusing_damage(remote, AGAIN):
-        files = json.loads(manifest)["files"]
-    for name, expected in files.items():
-        with _reporting("read", remote):
-            (remote / name).copy(folder / name)
+    with storage.replacing_folder(folder) as incomplete:
         with refusing_damage(remote, AGAIN):
-            if (digest := checksum(folder / name)) != expected:
-                raise ValueError(f"{name} has SHA-256 {digest}, not {expected}")
-    (folder / MANIFEST).write_text(manifest, "utf-8")
+            files = json.loads(manifest)["files"]
+        for name, expected in files.items():
+            path = incomplete / name
+            with _reporting("read", remote):
+                (remote / name).copy(path)
+            with refusing_damage(remote, AGAIN):
+                if (digest := checksum(path)) != expected:
+                    raise ValueError(f"{name} has SHA-256 {digest}, not {expected}")
+        (incomplete / MANIFEST).write_text(manifest, "utf-8")
 
 
 def _store(remote: RemotePath, folder: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from txl_jax.data import text as texts
 from txl_jax.data.byte_ranges import require_regular
-from txl_jax.data.files import text_start
+from txl_jax.data.files import mark_size
 from txl_jax.data.number import NumberVocab
 from txl_jax.data.subword import SubwordVocab
 from txl_jax.data.text import token_dtype
@@ -232,7 +232,7 @@ def read_file(path: Path, from_words: Callable[[list[str]], Vocab]) -> Vocab:
     require_regular(path, "data.vocab_path")
     try:
         data = path.read_bytes()
-        text = data[text_start(data, field) :].decode("utf-8")
+        text = data[mark_size(data, field) :].decode("utf-8")
         if path.suffix == ".json":
             state = json.loads(text)
             if "model" in state:

@@ -1,5 +1,6 @@
 """Word vocabularies, as for the paper's WikiText-103, PTB and One Billion Word."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
@@ -48,19 +49,6 @@ class Lines(NamedTuple):
 PAPER = Lines()  # for WikiText and PTB
 
 
-class _Ids(dict[str, int]):
-    """The token of each word; other words map to <unk> or raise UserError."""
-
-    def __init__(self, words: Iterable[str]) -> None:
-        super().__init__((word, token) for token, word in enumerate(words))
-        self.unknown = next((self[mark] for mark in UNKNOWN if mark in self), -1)
-
-    def __missing__(self, word: str) -> int:
-        if self.unknown < 0:
-            raise texts.missing(f"word {word[:80]!r}")
-        return self.unknown
-
-
 class WordVocab:
     """Words between white space; the ends of lines are words too.
 
@@ -74,8 +62,9 @@ class WordVocab:
         self.words = words
         self.lines = lines
         self.dtype = token_dtype(len(words))  # in token files
-        self._ids = _Ids(words)
-        self.unknown = self._ids.unknown  # the token of unknown words, or -1
+        self._ids = {word: token for token, word in enumerate(words)}
+        # The token of unknown words, or -1.
+        self.unknown = next((self._ids[x] for x in UNKNOWN if x in self._ids), -1)
         if len(self._ids) < len(words):
             twice = next(w for i, w in enumerate(words) if self._ids[w] != i)
             raise UserError(f"the vocabulary has {twice!r} twice: remove one of them")
@@ -99,11 +88,11 @@ class WordVocab:
         by_count = sorted(counts, key=counts.__getitem__, reverse=True)  # stable
         ordered = [word for word in by_count if word not in specials]
         size = max_size or len(specials) + len(ordered)
-        kept = ordered[: max(size - len(specials), 0)]
-        if len(kept) < len(ordered) and not {*UNKNOWN} & {*kept}:
+        chosen = ordered[: max(size - len(specials), 0)]
+        if len(chosen) < len(ordered) and not {*UNKNOWN} & {*chosen}:
             specials = [*specials, UNKNOWN[0]]
-            kept = kept[: max(size - len(specials), 0)]
-        return cls([*specials, *kept], lines)
+            chosen = chosen[: max(size - len(specials), 0)]
+        return cls([*specials, *chosen], lines)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -121,7 +110,11 @@ class WordVocab:
 
     def look_up(self, words: list[str]) -> np.ndarray:
         """Returns the tokens of words; raises UserError if one has no token."""
-        return np.fromiter(map(self._ids.__getitem__, words), self.dtype, len(words))
+        ids = map(self._ids.get, words, itertools.repeat(self.unknown))
+        tokens = np.fromiter(ids, np.int32, len(words))
+        if self.unknown < 0 and len(without := np.flatnonzero(tokens < 0)):
+            raise texts.missing(f"word {words[without[0]][:80]!r}")
+        return tokens.astype(self.dtype, copy=False)
 
     def decode(self, tokens: Iterable[int], final: bool = True) -> str:
         """Returns the words, separated by spaces and newlines."""

@@ -151,7 +151,7 @@ class Adaptation:
         other.config = config
         return other
 
-    def _start(self, params: Params) -> tuple[Carry, Rule]:
+    def _begin(self, params: Params) -> tuple[Carry, Rule]:
         config, rms = self.config, self.rms
         if rms is None:
             rms = jax.tree.map(lambda _: 1.0, params)
@@ -161,11 +161,11 @@ class Adaptation:
 
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
         """Compiles the program of `read` for these parameters and segments."""
-        self.program.compile(*self._start(params), next(self._place(segments)))
+        self.program.compile(*self._begin(params), next(self._place(segments)))
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Array]:
         """Yields the nll, in nats, of every segment; `params` keep their values."""
-        calls = run_calls(self.program, *self._start(params), self._place(segments))
+        calls = run_calls(self.program, *self._begin(params), self._place(segments))
         return (nll for _, nll in calls)
 
     def _place(self, segments: Iterable[Segment]) -> Iterator[Segment]:

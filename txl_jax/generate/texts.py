@@ -39,7 +39,7 @@ class Sample:
         self.prompt = self.decode(self.tokens)
         # Prompt and continuation. The next byte may complete a character.
         self.text = self.decode(self.tokens, False)
-        self.start, self.ended = len(self.text), False
+        self.prompt_end, self.ended = len(self.text), False
 
     def add(self, tokens_T: np.ndarray, nll_T: np.ndarray) -> None:
         """Appends tokens, unless the sample has ended."""
@@ -52,18 +52,18 @@ class Sample:
         self.token_texts += new
         self.token_nlls += nll_T.tolist()
         self.text += "".join(new)
-        end = self.text.find(self.stop, self.start) if self.stop else -1
+        end = self.text.find(self.stop, self.prompt_end) if self.stop else -1
         if end >= 0:
             self.text, self.ended = self.text[:end], True
             # Tokens that begin before `stop` remain; it may cut the text of the last.
             starts = np.cumsum([0, *map(len, self.token_texts)])[:-1]
-            count = int(np.sum(starts < end - self.start))
+            count = int(np.sum(starts < end - self.prompt_end))
             del self.tokens[len(self.tokens) - len(starts) + count :]
             del self.token_texts[count:], self.token_nlls[count:]
 
     def settled(self) -> str:
         """Returns the text that later tokens cannot cut off."""
-        end = max(len(self.text) - len(self.stop), self.start)
+        end = max(len(self.text) - len(self.stop), self.prompt_end)
         return self.text if self.ended else self.text[:end]
 
     def describe(self, step: int) -> dict[str, Any]:
