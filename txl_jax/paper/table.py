@@ -6,7 +6,6 @@ resumes an interrupted table.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from txl_jax.config import Config, values_of, with_values
 from txl_jax.config import load as load_experiment
 from txl_jax.data.tokens import Tokens
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.evaluate.perplexity import Evaluate, make_evaluate
+from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.fields import Values
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import RowResult
@@ -60,37 +59,30 @@ SMALL: Values = {
 }
 
 
-MakeEvaluate = Callable[..., Evaluate]  # as `make_evaluate`
-
-
 def ablate(table: TableConfig, workdir: Path, overrides: Values) -> Json:
     """Makes the table, with overrides for all rows; writes tableN.md, .json, .png."""
-    plan = {
+    configs = {
         name: [row_config(name, overrides, seed) for seed in range(table.seeds)]
         for name in TABLES[table.table]
         if name in (table.rows or TABLES[table.table])
     }
-    # The seeds of a row share the program compiled for each length.
-    make = functools.lru_cache(maxsize=2 * len(MULTIPLES))(make_evaluate)
     results: dict[str, RowResult] = {}
     folders: list[Path] = []
-    for name, rows in plan.items():
+    for name, rows in configs.items():
         nlls = []
         for row in rows:
             folders.append(workdir / name / f"seed_{row.train.seed}")
-            nlls.append(run_once(row, folders[-1], make))
+            nlls.append(run_once(row, folders[-1]))
         results[name] = comparison.summarize(nlls, init_len(rows[0]))
-    first = {name: rows[0] for name, rows in plan.items()}
+    first = {name: rows[0] for name, rows in configs.items()}
     return write(table, workdir, results, first, describe_runs(folders))
 
 
-def run_once(
-    row: Config, workdir: Path, make: MakeEvaluate = make_evaluate
-) -> dict[int, float]:
+def run_once(row: Config, workdir: Path) -> dict[int, float]:
     """Returns a run's nll by attention length, from its workdir if it is finished."""
 
     def measure(run: Run) -> Json:
-        return run.result | score(row, workdir, run.tokens, make)
+        return run.result | score(row, workdir, run.tokens)
 
     path = workdir / RESULT
     result = train_once(row, path, measure)
@@ -121,14 +113,16 @@ def identity(row: Config) -> Json:
     return fields
 
 
-def score(row: Config, workdir: Path, tokens: Tokens, make: MakeEvaluate) -> Json:
+def score(row: Config, workdir: Path, tokens: Tokens) -> Json:
     """Returns the nll of a trained run by attention length; a signal interrupts it."""
     loaded, text = load(workdir, row), tokens.split(row.eval.split)
     nll_nats = {}
     for length in lengths(row):
         evaluation = attend(loaded.config, length)
         model, mesh, ids = loaded.config.model, loaded.mesh, loaded.ids
-        evaluate = make(model, evaluation, mesh, reset_memory_at=ids.eval_reset)
+        evaluate = make_evaluate(
+            model, evaluation, mesh, reset_memory_at=ids.eval_reset
+        )
         with Progress(f"attention to {length} tokens") as progress:
             scores = evaluate(loaded.params, text, progress)
         nll_nats[str(length)] = scores["nll"]
