@@ -193,7 +193,7 @@ def read_numbers(path: Path) -> None:
 
 
 def read_lengths(path: Path) -> object:
-    """Reads the result of a row; a file without the row's config is not read."""
+    """Reads the result of a row."""
 
     def train(row: configs.Config, workdir: Path) -> NoReturn:
         raise UserError(f"{workdir} is not finished")

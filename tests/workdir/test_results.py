@@ -22,6 +22,7 @@ def test_a_result_is_measured_once_for_each_key(tmp_path: Path) -> None:
     assert cached(path, {}, measure) == expected
     assert cached(path, {"lengths": (1, 3)}, measure)["lengths"] == [1, 3]
     assert len(calls) == 2
-    path.write_text("{")
-    with refused("result.json is damaged"):
-        cached(path, {}, measure)
+    for damaged in ("{", "{}"):
+        path.write_text(damaged)
+        with refused("result.json is damaged"):
+            cached(path, {"lengths": [1, 3]}, measure)

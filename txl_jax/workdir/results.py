@@ -20,7 +20,7 @@ def cached(path: Path, key: Json, measure: Callable[[], Json]) -> Json:
     with refusing_damage(path):
         if path.exists():
             saved: Json = json.loads(path.read_text("utf-8"))
-            if key.items() <= saved.items():
+            if all(saved[name] == value for name, value in key.items()):
                 return saved
     text = to_json(key | measure())
     if distributed.is_first():
