@@ -29,7 +29,7 @@ EXPERIMENTS = sorted([*FOLDER.glob("[!_]*.py"), *FOLDER.glob("ablations/[!_]*.py
 def override(changes: str) -> Config:
     """Returns the default config with the fields of "a.b=1 c.d=2" set."""
     flags = dict(change.split("=", 1) for change in changes.split())
-    values = {name: configs.read_flag(name, text) for name, text in flags.items()}
+    values = {name: configs.find_field(name).read(text) for name, text in flags.items()}
     return configs.with_values(Config(), values)
 
 
@@ -173,7 +173,7 @@ def test_impossible_values_are_refused(row: str) -> None:
 def test_a_flag_is_read_by_the_type_of_its_field(
     field: str, text: str, value: Any
 ) -> None:
-    result = configs.read_flag(field, text)
+    result = configs.find_field(field).read(text)
     assert result == value and type(result) is type(value)
 
 
@@ -285,7 +285,7 @@ def test_any_value_of_any_field_is_accepted_or_refused() -> None:
                 try:
                     typed = value
                     if as_flag:
-                        typed = configs.read_flag(name, text_of(value))
+                        typed = configs.find_field(name).read(text_of(value))
                     parsed = configs.parse({section: {key: typed}})
                 except UserError as error:
                     refused += 1

@@ -7,12 +7,11 @@ returns a ConfigDict, which `load` turns into frozen dataclasses, one per sectio
 import dataclasses
 import importlib
 import json
-import math
 import operator
 import os
 import runpy
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -21,7 +20,7 @@ from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.convert.options import ConvertConfig
 from txl_jax.data.options import SLACK, DataConfig
 from txl_jax.errors import UserError, nearest, prefixed, refuse
-from txl_jax.evaluate.options import BOOLS, EvalConfig, ScoreConfig, evaluation_model
+from txl_jax.evaluate.options import EvalConfig, ScoreConfig, evaluation_model
 from txl_jax.fields import Field, Section, Values
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import (
@@ -122,8 +121,6 @@ class Config:
         )
 
 
-# Values of each type, in messages.
-EXPECTED = {bool: "true or false", int: "a whole number", float: "a number"}
 SECTIONS: dict[str, type[Section]] = Config.__annotations__
 
 # All fields by "section.field", with the modes that read each and its roles.
@@ -155,12 +152,12 @@ def with_values(config: Config, values: Values) -> Config:
     """Returns the config with other values, checked together; raises UserError."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
-        typed = _typed(name, value)
-        section, _, key = name.partition(".")
-        sections.setdefault(section, {})[key] = typed
+        field = find_field(name)
+        section = sections.setdefault(name.partition(".")[0], {})
+        section[field.key] = field.convert(value)
     changed = {
-        section: dataclasses.replace(getattr(config, section), **fields)
-        for section, fields in sections.items()
+        name: dataclasses.replace(getattr(config, name), **fields)
+        for name, fields in sections.items()
     }
     return dataclasses.replace(config, **changed)
 
@@ -176,41 +173,11 @@ def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
     return {name: (old[name], new[name]) for name in FIELDS if old[name] != new[name]}
 
 
-def field_type(name: str) -> type:
-    """Returns the type of `section.field`; raises UserError for an unknown name."""
+def find_field(name: str) -> Field:
+    """Returns the field "section.field"; raises UserError for an unknown name."""
     if name not in FIELDS:
         raise UserError(f"unknown config field {name!r}{nearest(name, FIELDS)}")
-    return FIELDS[name].type
-
-
-def _typed(name: str, value: Any) -> Any:
-    """Checks that the value has the type of field `name`; converts int to float."""
-    wanted = field_type(name)
-    if items := get_args(wanted):
-        if type(value) in (tuple, list) and all(type(x) is items[0] for x in value):
-            return tuple(value)
-        raise UserError(f"{name} = {value!r} must be a tuple of {items[0].__name__}s")
-    if wanted is float and type(value) is int:
-        return float(value) if abs(value) < 2**1023 else math.inf
-    if type(value) is not wanted:
-        raise UserError(f"{name} = {value!r} must be of type {wanted.__name__}")
-    return value
-
-
-def read_flag(name: str, text: str) -> Any:
-    """Returns the value of `section.field` in a flag, with commas in a tuple."""
-    items = get_args(wanted := field_type(name))
-    item_type = items[0] if items else wanted
-    parts = [x for x in text.strip("()").split(",") if x.strip()] if items else [text]
-    read = (lambda x: BOOLS[x.strip().lower()]) if item_type is bool else item_type
-    try:
-        values = tuple(read(part) for part in parts)
-    except (ValueError, KeyError):
-        each = ", or several with commas between" if items else ""
-        raise UserError(
-            f"{name} = {text[:80]!r} is not {EXPECTED[item_type]}{each}"
-        ) from None
-    return values if items else values[0]
+    return FIELDS[name]
 
 
 def load(source: str) -> Config:

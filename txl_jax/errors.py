@@ -30,7 +30,13 @@ LONG = re.compile(r"(?<=[ =(])(?:'[^']{199,}'|\"[^\"]{199,}\")|\S{201,}")
 LONGEST_LINE = 1000  # characters of an error; longer ones lose their middle
 
 
-class Interrupted(Exception):
+class Ending(Exception):
+    """One line on stderr with which a run ends, and its exit status."""
+
+    status: int
+
+
+class Interrupted(Ending):
     """The run stopped before its work was done; the same command resumes it."""
 
     def __init__(self, line: str, status: int = RETRY):
@@ -38,7 +44,7 @@ class Interrupted(Exception):
         self.status = status
 
 
-class UserError(Exception):
+class UserError(Ending):
     """One line that says what is wrong and how to fix it.
 
     The command line prints only this line and exits with USER_ERROR; any other
@@ -70,7 +76,7 @@ def prefixed(name: object) -> Iterator[None]:
         raise UserError(f"{name}: {error}") from error
 
 
-class BadNumbers(Exception):
+class BadNumbers(Ending):
     """Too many updates in a row, or parameters or a result, are not finite.
 
     The skipped updates of a training changed no parameter, and a checkpoint was saved

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 from txl_jax.errors import UserError, require_one_of
 
@@ -84,6 +84,15 @@ class Role(enum.Flag):
     LOCAL = enum.auto()  # a file or device of this machine: not released with a model
 
 
+# Values of each type, in messages.
+WANTED = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def read_bool(text: str) -> bool:
+    """Returns the value of a text; raises KeyError."""
+    return {"false": False, "true": True}[text.strip().lower()]
+
+
 class Field(NamedTuple):
     """The declaration of a field."""
 
@@ -99,6 +108,37 @@ class Field(NamedTuple):
     def key(self) -> str:
         """The name without the section."""
         return self.name.partition(".")[2]
+
+    def convert(self, value: Any) -> Any:
+        """Returns a value of the field's type, from JSON or Python; raises UserError.
+
+        An int becomes a float, and a list a tuple.
+        """
+        if items := get_args(self.type):
+            if type(value) in (tuple, list) and all(type(x) is items[0] for x in value):
+                return tuple(value)
+            wanted = f"a tuple of {items[0].__name__}s"
+            raise UserError(f"{self.name} = {value!r} must be {wanted}")
+        if self.type is float and type(value) is int:
+            return float(value) if abs(value) < 2**1023 else math.inf
+        if type(value) is not self.type:
+            wanted = self.type.__name__
+            raise UserError(f"{self.name} = {value!r} must be of type {wanted}")
+        return value
+
+    def read(self, text: str) -> Any:
+        """Returns the value of a flag, with commas in a tuple; raises UserError."""
+        items = get_args(self.type)
+        item_type = items[0] if items else self.type
+        parts = text.strip("()").split(",") if items else [text]
+        parse = read_bool if item_type is bool else item_type
+        try:
+            values = tuple(parse(x) for x in parts if x.strip() or not items)
+        except (ValueError, KeyError):
+            wanted = WANTED[item_type]
+            wanted += ", or several with commas between" if items else ""
+            raise UserError(f"{self.name} = {text[:80]!r} is not {wanted}") from None
+        return values if items else values[0]
 
 
 def field(

@@ -94,5 +94,5 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         bad.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with refused(f"{bad} is damaged|has format"):
             txl_jax.load_memory(bad, loaded)
-    with refused("cannot write .*none/memory"):
+    with pytest.raises(FileNotFoundError, match="none/memory"):
         txl_jax.save_memory(tmp_path / "none" / "memory", loaded, memory)

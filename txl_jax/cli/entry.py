@@ -7,13 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 
-from txl_jax.errors import (
-    BROKEN_PIPE,
-    USER_ERROR,
-    BadNumbers,
-    Interrupted,
-    UserError,
-)
+from txl_jax.errors import BROKEN_PIPE, USER_ERROR, Ending, UserError
 from txl_jax.runtime import allocator
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # jax sets it to 1 unless it is set
@@ -40,7 +34,7 @@ def run(work: Callable[[], tuple[int, str]], is_program: bool) -> int:
         status, text = work()
     except BrokenPipeError:
         status = BROKEN_PIPE
-    except (UserError, Interrupted, BadNumbers) as error:
+    except Ending as error:
         status = report(error)
     try:
         print(text, end="", flush=True)
@@ -53,7 +47,7 @@ def run(work: Callable[[], tuple[int, str]], is_program: bool) -> int:
     return status
 
 
-def report(error: UserError | Interrupted | BadNumbers) -> int:
+def report(error: Ending) -> int:
     """Prints why the program ends, and returns its exit status."""
     if "txl_jax.runtime.distributed" in sys.modules:  # importing jax takes seconds
         from txl_jax.runtime import distributed

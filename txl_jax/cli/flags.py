@@ -224,7 +224,7 @@ def read_fields(argv: list[str], mode: str) -> Values:
         known = *parser._option_string_actions, *general
         raise UserError(f"unknown flag {flag!r}{nearest(flag, known)}; see --help")
     texts = {name: text for name, text in vars(args).items() if text is not None}
-    return {name: configs.read_flag(name, text) for name, text in texts.items()}
+    return {name: FIELDS[name].read(text) for name, text in texts.items()}
 
 
 def check_effect(name: str, mode: str) -> None:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 from txl_jax.checkpoint.options import check_which
 from txl_jax.data.options import SPLITS, STDIN
 from txl_jax.errors import UserError, require_one_of
-from txl_jax.fields import Role, Section, field, fraction, one_of, size, size_or_off
+from txl_jax.fields import (
+    Role,
+    Section,
+    field,
+    fraction,
+    one_of,
+    read_bool,
+    size,
+    size_or_off,
+)
 from txl_jax.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -21,7 +30,6 @@ SWEPT = (
     *("mem_len", "ext_len", "tgt_len", "clamp_len", "same_length", COLD_START),
     *(*RATES, *MIXTURE),
 )
-BOOLS = {"false": False, "true": True}
 
 
 def parse_sweep(sweep: str) -> tuple[str, tuple[float, ...]]:
@@ -29,7 +37,7 @@ def parse_sweep(sweep: str) -> tuple[str, tuple[float, ...]]:
     field, _, text = sweep.partition("=")
     require_one_of(field, SWEPT, "the field of eval.sweep")
     kind = int if field == COLD_START else type(getattr(EvalConfig, field))
-    convert = BOOLS.__getitem__ if kind is bool else kind
+    convert = read_bool if kind is bool else kind
     try:
         values = [convert(each) for each in text.split(",")]
     except (ValueError, KeyError):

@@ -25,8 +25,7 @@ from txl_jax.errors import (
     BROKEN_PIPE,
     RETRY,
     USER_ERROR,
-    BadNumbers,
-    Interrupted,
+    Ending,
     UserError,
 )
 from txl_jax.runtime import storage
@@ -203,8 +202,7 @@ def exit_on_error(_: object, error: BaseException | None, __: object) -> None:
 
     A normal exit would wait for the others. Exceptions that all raise together pass.
     """
-    raised_by_all = isinstance(error, (Interrupted, UserError, BadNumbers))
-    if error is None or raised_by_all or not several():
+    if error is None or isinstance(error, Ending) or not several():
         return
     if isinstance(error, BrokenPipeError):
         exit_now("", BROKEN_PIPE)
@@ -218,7 +216,7 @@ def exit_on_error(_: object, error: BaseException | None, __: object) -> None:
     exit_now(last, 1)
 
 
-def report(error: UserError | Interrupted | BadNumbers) -> int:
+def report(error: Ending) -> int:
     """Prints why the run ends, and returns its exit status.
 
     A UserError may concern only one of several processes: that process exits here.

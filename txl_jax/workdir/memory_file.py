@@ -26,18 +26,13 @@ FORMAT = "txl_jax memory 2"  # the version that is written and read
 
 
 def save_memory(path: str | Path, loaded: Loaded, memory: MemoryLike) -> None:
-    """Writes a memory of `loaded.model` to a file; raises UserError."""
+    """Writes a memory of `loaded.model` to a file; raises UserError or OSError."""
     path = storage.local_path(os.fspath(path), "path")
     check_memory(memory, loaded.config.model)
     trees = {"parameters": loaded.params, "memory": memory}
     texts = {name: json.dumps(checksums(tree)) for name, tree in trees.items()}
     content = array_file.pack(memory, FORMAT, texts)
-    try:
-        storage.write_atomically(path, content)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path} ({error.strerror}): choose another file"
-        ) from error
+    storage.write_atomically(path, content)
 
 
 def check_memory(memory: Any, config: ModelConfig) -> None:
