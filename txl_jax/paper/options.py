@@ -84,42 +84,36 @@ class MemoryTask(NamedTuple):
     distances: tuple[int, ...] = ()  # answers at these are also scored
 
 
-def answered(
-    kind: str, delay: int, length: int, n_layer: int, steps: int
-) -> MemoryTask:
-    """Returns a generated task of 8 letters with a model of n_layer layers."""
-    values: Values = {"train.num_steps": steps}
-    layers = {"model.n_layer": n_layer, "model.unroll": n_layer}
-    return MemoryTask("copying", values | layers, (kind, delay, length, 8))
-
-
 MEM_LENS = ("model.mem_len", "eval.mem_len", "generate.mem_len")
+# A reach of 79 tokens, for pre-norm models. Streams of the test would start inside an
+# episode, except for the first.
+SHORT_REACH: Values = {
+    **dict.fromkeys(("train.tgt_len", "eval.tgt_len", *MEM_LENS), 16),
+    **{"model.pre_lnorm": True, "eval.streams": 1},
+}
 
 
-def answered_far(kind: str, length: int, symbols: int) -> MemoryTask:
-    """Returns a task at the distance 96, beyond the reach of 79, for pre-norm models.
-
-    Streams of the test would start inside an episode, except for the first.
-    """
-    lengths = dict.fromkeys(("train.tgt_len", "eval.tgt_len", *MEM_LENS), 16)
-    values = {"model.pre_lnorm": True, "eval.streams": 1}
-    task = answered(kind, 98 - 5 * length, length, 4, 1000)
-    return task._replace(
-        values=task.values | lengths | values,
-        text=(kind, 98 - 5 * length, length, symbols),
-        distances=(48, 96, 192, 384, 768),
-    )
+def generated(
+    text: tuple[str, int, int, int], n_layer: int, steps: int, beyond: bool = False
+) -> MemoryTask:
+    """Returns a generated task; with `beyond`, its answers are beyond the reach."""
+    values: Values = {"train.num_steps": steps}
+    values |= {"model.n_layer": n_layer, "model.unroll": n_layer}
+    if beyond:
+        distances = (48, 96, 192, 384, 768)
+        return MemoryTask("copying", values | SHORT_REACH, text, distances)
+    return MemoryTask("copying", values, text)
 
 
 # Two layers reach 128 tokens before a segment. The first distance is in the memory, the
 # second only in the reach, the third beyond.
 TASKS: dict[str, MemoryTask] = {
-    "copying_48": answered("copying", 40, 8, 2, 1500),
-    "copying_96": answered("copying", 88, 8, 2, 1500),
-    "copying_192": answered("copying", 184, 8, 2, 1500),
-    "recall": answered("recall", 40, 2, 4, 2500),  # 48 tokens back at most
-    "recall_96": answered_far("recall", 2, 8),
-    "multi_query_96": answered_far("multi_query", 8, 13),
+    "copying_48": generated(("copying", 40, 8, 8), 2, 1500),
+    "copying_96": generated(("copying", 88, 8, 8), 2, 1500),
+    "copying_192": generated(("copying", 184, 8, 8), 2, 1500),
+    "recall": generated(("recall", 40, 2, 8), 4, 2500),  # 48 tokens back at most
+    "recall_96": generated(("recall", 88, 2, 8), 4, 1000, beyond=True),
+    "multi_query_96": generated(("multi_query", 58, 8, 13), 4, 1000, beyond=True),
     "stdlib": MemoryTask("quickstart", {"train.num_steps": 2400}),
     "wikitext2": MemoryTask(
         "quickstart",
