@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from txl_jax import train as loop
-from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint.listing import read_manifests
 from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.config import Config
 from txl_jax.data.streams import Position
@@ -122,7 +122,7 @@ def test_a_run_ended_by_a_signal_resumes_exactly(
     )
     assert exact == expected
     for run in (ended, straight):
-        saved, _ = save_restore.read_manifests(run / "checkpoints")
+        saved, _ = read_manifests(run / "checkpoints")
         assert saved[3].valid_nll == expected[3][1]["valid_nll"]
 
 

@@ -190,7 +190,7 @@ class Run:
         config, enter = self.config, stack.enter_context
         train = config.train
         self.stop = enter(preemption.listening())
-        self.checkpoints = enter(Checkpoints(self.workdir, config.checkpoint))
+        self.checkpoints = enter(Checkpoints(self.workdir, config.checkpoint.keep))
         self.start = save_restore.restore_or_init(
             self.checkpoints, self.workdir, self.updater, self.params
         )
@@ -294,11 +294,8 @@ class Run:
         with (
             self.log.timing.spend("checkpoint"),
             jax.transfer_guard("allow"),  # orbax copies arrays to the host implicitly
-            self.checkpoints.attempt(step),
         ):
-            with distributed.together(*save_restore.errors()):
-                self.sync_log()
-            self.checkpoints.save(step, state, position, valid_nll)
+            self.checkpoints.save(step, state, position, valid_nll, self.flush_log)
         if self.bad and step not in self.checkpoints.failed:
             raise BadNumbers(
                 f"update {self.bad['number']} was skipped, number "
@@ -311,7 +308,7 @@ class Run:
             self.checkpoints.finish(step)
             raise self.stop.end(f"at update {step}, which is saved")
 
-    def sync_log(self) -> None:
+    def flush_log(self) -> None:
         """Forces all lines of the log to disk, or uploads them."""
         self.log.sync()
         self.staging.upload()

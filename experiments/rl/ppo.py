@@ -172,9 +172,8 @@ def train(options: Options, workdir: Path) -> Json:
             checkpoints.poll()
             ends = stop.at_boundary()
             if ends or over or step % options.save_every == 0:
-                with log.timing.spend("checkpoint"), checkpoints.attempt(step):
-                    log.sync()
-                    checkpoints.save(step, state, position, None)
+                with log.timing.spend("checkpoint"):
+                    checkpoints.save(step, state, position, None, log.sync)
             if ends:
                 checkpoints.finish(step)
                 raise stop.end(f"at update {step}, which is saved")

@@ -16,7 +16,6 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.model.memory import Memory
 from txl_jax.sharding.mesh import make_mesh
@@ -74,7 +73,7 @@ def assert_same(got: Any, expected: Any) -> None:
 
 
 def save_all(workdir: Path, nll_by_step: dict[int, Any], keep: int) -> None:
-    with save_restore.Checkpoints(workdir, CheckpointConfig(keep=keep)) as manager:
+    with save_restore.Checkpoints(workdir, keep=keep) as manager:
         for step, valid_nll in nll_by_step.items():
             position = Position(epoch=step, segment=2, token_offset=2**40 + step)
             manager.save(step, make_state(step), position, valid_nll)
@@ -104,7 +103,7 @@ def read_params(workdir: Path, which: str) -> tuple[Any, int]:
 
 
 def test_state_and_position_are_restored_exactly(rising: Path) -> None:
-    with save_restore.Checkpoints(rising, CheckpointConfig(keep=2)) as manager:
+    with save_restore.Checkpoints(rising, keep=2) as manager:
         restored = manager.restore(like(make_state(0)))
     assert restored is not None and restored.step == 6
     assert_same(restored.state, make_state(6))
@@ -119,7 +118,7 @@ def test_state_and_position_are_restored_exactly(rising: Path) -> None:
 
 def test_an_average_without_memory_is_restored_exactly(tmp_path: Path) -> None:
     expected = make_state(1, mem_len=0, averages=True)
-    with save_restore.Checkpoints(tmp_path, CheckpointConfig()) as manager:
+    with save_restore.Checkpoints(tmp_path) as manager:
         assert manager.restore(like(expected)) is None, "nothing yet"
         manager.save(1, expected, Position(0, 1, 2), 2.0)
         restored = manager.restore(like(expected))

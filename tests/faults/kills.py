@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from tests.support.processes import Processes, exact, write_experiment
 from txl_jax.checkpoint import manifest
-from txl_jax.checkpoint.save_restore import read_manifests
+from txl_jax.checkpoint.listing import read_manifests
 
 QUIET_SECONDS = 13.0  # duration of an undisturbed run, once it is compiled
 FIELDS: dict[str, Any] = {

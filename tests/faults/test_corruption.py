@@ -17,7 +17,6 @@ import pytest
 from tests.checkpoint.test_checkpoint import assert_same, like
 from txl_jax.checkpoint import save_restore
 from txl_jax.checkpoint.manifest import Damaged
-from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.model.memory import Memory
 from txl_jax.update.state import TrainState
@@ -50,7 +49,7 @@ STATES = {step: make_state(step) for step in (0, OLDER, NEWER)}
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds two checkpoints, of which the newest is the best: not to be changed."""
     workdir = tmp_path_factory.mktemp("saved")
-    with save_restore.Checkpoints(workdir, CheckpointConfig()) as manager:
+    with save_restore.Checkpoints(workdir) as manager:
         for step in (OLDER, NEWER):
             position = Position(step, 2, 3)
             manager.save(step, STATES[step], position, 10.0 - step)
@@ -86,7 +85,7 @@ def newest(workdir: Path) -> Path:
 
 
 def resume(workdir: Path) -> save_restore.Snapshot:
-    with save_restore.Checkpoints(workdir, CheckpointConfig()) as manager:
+    with save_restore.Checkpoints(workdir) as manager:
         restored = manager.restore(like(STATES[0]))
     assert restored is not None
     assert_same(restored.state, STATES[restored.step])
@@ -163,7 +162,7 @@ def test_the_step_of_a_damaged_checkpoint_is_saved_again(copied: Path) -> None:
     (newest(copied) / "record" / "metadata").unlink()
     assert load(copied, "best") == OLDER, "the best of the intact ones"
     for again in (1, 2):
-        with save_restore.Checkpoints(copied, CheckpointConfig()) as manager:
+        with save_restore.Checkpoints(copied) as manager:
             restored = manager.restore(like(STATES[0]))
             assert restored is not None and restored.step == OLDER
             manager.save(NEWER, STATES[NEWER], Position(NEWER, 2, 3), None)

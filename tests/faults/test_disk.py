@@ -12,6 +12,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,6 @@ from tests.faults.test_corruption import STATES, make_state
 from tests.support.processes import LIMIT_SECONDS, exact
 from tests.support.refusal import refused
 from tests.support.rights import public_folder, without_rights
-from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.checkpoint.save_restore import Checkpoints
 from txl_jax.data.streams import Position
 from txl_jax.report.metrics_log import MetricsLog
@@ -78,9 +78,7 @@ def lost_disk(folder: Path) -> Iterator[None]:
 
 
 def save(manager: Checkpoints, step: int) -> None:
-    with manager.attempt(step):
-        position = Position(step, 2, 3)
-        manager.save(step, make_state(step), position, None)
+    manager.save(step, make_state(step), Position(step, 2, 3), None)
 
 
 def settle(manager: Checkpoints) -> None:
@@ -112,7 +110,7 @@ def test_a_failed_save_is_reported_and_keeps_older_checkpoints(
         workdir = tmp_path
         if trouble == "no rights":
             workdir = stack.enter_context(public_folder())
-        opened = Checkpoints(workdir, CheckpointConfig(keep=1))
+        opened = Checkpoints(workdir, keep=1)
         manager = stack.enter_context(opened)
         save(manager, 1)
         settle(manager)
@@ -142,7 +140,7 @@ def test_closing_reports_a_failure_that_was_not_polled(
     """The first save compiles for the second, when the cache has no room."""
     for disk in (contextlib.nullcontext(), full_disk()):
         shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
-        with disk, Checkpoints(tmp_path, CheckpointConfig()) as manager:
+        with disk, Checkpoints(tmp_path) as manager:
             save(manager, 2)
     assert "CHECKPOINT 2 COULD NOT BE SAVED" in capfd.readouterr().err
     assert on_disk(manager), "else the next start would miss a saved checkpoint"
@@ -166,11 +164,11 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
     def save_faulty(manager: Checkpoints, step: int, *rest: Any) -> None:
         if step == disk.checkpoint:
-            manager.wait()
+            manager.poll(wait=True)
             full.enter_context(full_disk(40_000))
         save(manager, step, *rest)
-        while step == disk.checkpoint and manager._open().is_saving_in_progress():
-            time.sleep(0.01)
+        if step == disk.checkpoint and manager.saving is not None:
+            futures.wait([manager._pending])
 
     def log_faulty(log: Any, valid_nll_nats: float) -> None:
         if log.step != disk.checkpoint:  # its files are still being written

@@ -19,8 +19,7 @@ distributed.connect()
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.faults.test_disk import full_disk, lost_disk
-from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.options import CheckpointConfig
+from txl_jax.checkpoint import listing, save_restore
 
 logging.set_verbosity(logging.FATAL)
 save_restore.LIMIT_SECONDS = 30
@@ -33,15 +32,15 @@ troubles = {
     (3, 1): lambda: full_disk(3000),
     (4, 0): lambda: full_disk(3000),
 }
-with save_restore.Checkpoints(folder, CheckpointConfig(keep=9)) as manager:
+with save_restore.Checkpoints(folder, keep=9) as manager:
     for step in range(1, 6):
         with troubles.get((step, place), nullcontext)():
             distributed.wait_for_all()
             with manager.attempt(step):
                 manager.save_items(step, {"params": params})
-            manager.wait()
+            manager.poll(wait=True)
             distributed.wait_for_all()
-    print(manager.failed, save_restore.list_steps(manager.folder), flush=True)
+    print(manager.failed, listing.list_steps(manager.folder), flush=True)
 """
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from tests.support import tiny
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.config import Config
 from txl_jax.data.streams import OFF, Position
 from txl_jax.evaluate.options import EvalConfig
@@ -172,15 +171,14 @@ def test_checkpoints_move_between_meshes(
 
     Its losses equal those on one device.
     """
-    every = CheckpointConfig(every_steps=1)
     run = make_run(first, config)
     state, position, losses = run.train(run.init(), Position(), 2)
     step = 2
     for sizes, updates in (((1, 1, 1), 1), (last, 2)):
-        with save_restore.Checkpoints(tmp_path, every) as manager:
+        with save_restore.Checkpoints(tmp_path) as manager:
             manager.save(step, state, position, None)
         run = make_run(sizes, config)
-        with save_restore.Checkpoints(tmp_path, every) as manager:
+        with save_restore.Checkpoints(tmp_path) as manager:
             restored = manager.restore(run.like)
         assert restored is not None
         tiny.assert_equal(numbers(restored.state), numbers(state))

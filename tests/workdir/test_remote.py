@@ -10,7 +10,6 @@ from tests.checkpoint.test_checkpoint import assert_same, like, make_state
 from tests.support.refusal import refused
 from tests.support.store import Store, remote, shared_store, store
 from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.runtime import storage
@@ -30,7 +29,7 @@ def run(workdir: str, last: int) -> tuple[int, list[int]]:
     folder = find_workdir(workdir)
     with (
         Staging(folder, METRICS) as staging,
-        save_restore.Checkpoints(folder, CheckpointConfig(keep=2)) as manager,
+        save_restore.Checkpoints(folder, keep=2) as manager,
     ):
         log = staging.folder / METRICS
         resumed = manager.restore(like(make_state(0)))
@@ -40,10 +39,8 @@ def run(workdir: str, last: int) -> tuple[int, list[int]]:
             assert log.read_text().count("\n") >= begin
         for step in range(begin + 1, last + 1):
             log.write_text("".join(f'{{"step": {n}}}\n' for n in range(1, step + 1)))
-            with manager.attempt(step):
-                staging.upload()
-                state, position = make_state(step), Position(epoch=step)
-                manager.save(step, state, position, NLL[step])
+            state, position = make_state(step), Position(epoch=step)
+            manager.save(step, state, position, NLL[step], staging.upload)
             manager.poll(wait=True)
         manager.finish(last)
         return begin, manager.failed

@@ -112,17 +112,18 @@ def read_manifest(folder: Path, step: int) -> Manifest:
         raise Damaged(step, f"its manifest {path}: {error}") from error
 
 
-def best(manifests: Iterable[Manifest]) -> int | None:
-    """Returns the step with the least validation loss, None if none was validated.
+def best(manifests: Iterable[Manifest]) -> int:
+    """Returns the step with the least validation loss, the newest of equal ones.
 
-    Among equal losses the newest is the best; NaN is the worst loss.
+    NaN is worse than any number, and no validation is worse than NaN.
     """
-    ranks = [
-        (math.inf if math.isnan(each.valid_nll) else each.valid_nll, -each.step)
-        for each in manifests
-        if each.valid_nll is not None
-    ]
-    return -min(ranks)[1] if ranks else None
+
+    def rank(each: Manifest) -> tuple[int, float, int]:
+        nll = math.inf if each.valid_nll is None else each.valid_nll
+        missing = 2 if each.valid_nll is None else int(math.isnan(nll))
+        return missing, 0.0 if missing else nll, -each.step
+
+    return min(manifests, key=rank).step
 
 
 def check_arrays(manifest: Manifest, like: Items) -> None:

@@ -8,12 +8,10 @@ together: it renames a folder, or on gs:// writes a commit file last.
 
 import contextlib
 import dataclasses
-import glob
 import logging
-import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -23,11 +21,19 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
 from etils import epath
-from orbax.checkpoint import checkpoint_managers, type_handlers
+from orbax.checkpoint import type_handlers
 
 from txl_jax.checkpoint import manifest as manifests
+from txl_jax.checkpoint.listing import (
+    COMMITTED,
+    all_damaged,
+    find_checkpoint,
+    find_folder,
+    is_complete,
+    list_steps,
+    read_manifests,
+)
 from txl_jax.checkpoint.manifest import Damaged, Imported, Items, Manifest
-from txl_jax.checkpoint.options import CheckpointConfig
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.model.initializers import Params
@@ -35,12 +41,10 @@ from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, storage
 from txl_jax.update.state import Average, TrainState, Updater
 
-COMMITTED = "commit_success.txt"  # on gs://, the file that orbax writes last
+TEMPORARY = ".orbax-checkpoint-tmp"  # in the name of a local folder being written
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
 LIMIT_SECONDS = 1200  # for a save, including the wait for a process that has failed
 SLICE_BYTES = 2**20  # the smallest part in which an array is written; each is compiled
-LISTINGS = 60  # one a second: a network disk may list old files for a while
-DEFAULT = CheckpointConfig()
 
 
 class Snapshot(NamedTuple):
@@ -75,45 +79,22 @@ def mute_orbax() -> None:
     sys.unraisablehook = show_others
 
 
-class Manager(ocp.CheckpointManager):
-    """Orbax's manager, without its use of jax's preemption service."""
-
-    def reached_preemption(self, step: int) -> bool:
-        """Returns False: orbax would ask jax with other step numbers than the loop."""
-        return False
-
-
-def item_handlers() -> dict[str, ocp.CheckpointHandler]:
-    """Returns what writes each item of a checkpoint."""
+def make_checkpointer() -> ocp.AsyncCheckpointer:
+    """Returns orbax's checkpointer for the items of a checkpoint."""
+    # Folders are made at once, so that `save` reports a failure.
+    options = ocp.AsyncOptions(
+        timeout_secs=LIMIT_SECONDS, create_directories_asynchronously=False
+    )
     array = type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SLICE_BYTES)
     registry = type_handlers.create_type_handler_registry(
         (jax.Array, array), (np.ndarray, type_handlers.NumpyHandler())
     )
     trees = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
     handlers = dict.fromkeys(("params", "average", "training"), trees)
-    return {**handlers, manifests.ITEM: ocp.JsonCheckpointHandler()}
-
-
-class Best:
-    """Preserves the best checkpoint of some manifests: a `PreservationPolicy` of orbax.
-
-    Orbax's own `BestN` needs a file for the loss besides the manifest, and if that file
-    is damaged, the folder cannot be opened.
-    """
-
-    def __init__(self, saved: Mapping[int, Manifest]):
-        self.saved = saved
-
-    def should_preserve(
-        self,
-        checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
-        *,
-        context: checkpoint_managers.PreservationContext,
-    ) -> list[bool]:
-        """Returns which checkpoints to keep."""
-        steps = [info.step for info in checkpoints]
-        best = manifests.best(self.saved[step] for step in steps if step in self.saved)
-        return [step == best for step in steps]
+    handlers[manifests.ITEM] = ocp.JsonCheckpointHandler()
+    of_items = ocp.CompositeOptions(async_options=options)
+    handler = ocp.CompositeCheckpointHandler(composite_options=of_items, **handlers)
+    return ocp.AsyncCheckpointer(handler, async_options=options)
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
@@ -123,19 +104,19 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     the pending save, and ends the threads.
     """
 
-    def __init__(self, workdir: Path, options: CheckpointConfig = DEFAULT):
-        self.folder = find_folder(workdir)
-        self.keep = options.keep
-        self.remote = storage.is_remote(self.folder)
+    def __init__(self, workdir: Path, keep: int = 2):
+        self.folder, self.keep = find_folder(workdir), keep
         self.manifests, _ = read_manifests(self.folder)
         self.saving: int | None = None  # the step that is being written
         self.failed: list[int] = []  # steps that could not be saved
         self.reason = ""  # the error of the last failed save
-        self._orbax: Manager | None = None
+        self._checkpointer = make_checkpointer()
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Future[None] = Future()  # of the step `saving`
 
     def __enter__(self) -> Self:
         """Marks an empty folder: if it is missing later, checkpoints were lost."""
-        if distributed.is_first() and not self.remote:
+        if distributed.is_first() and not storage.is_remote(self.folder):
             with contextlib.suppress(OSError):  # which the first save reports
                 self.folder.mkdir(parents=True, exist_ok=True)
                 if not any(self.folder.iterdir()):
@@ -143,61 +124,43 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.wait()
-        self._drop()
-
-    def _open(self) -> Manager:
-        """Opens orbax's manager, which removes leftovers of a killed run."""
-        if self._orbax is None:
-            policies = [checkpoint_managers.LatestN(self.keep), Best(self.manifests)]
-            options = ocp.CheckpointManagerOptions(
-                preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-                # Threads of a failed save may still write; `_drop` allows for that.
-                cleanup_tmp_directories=self.remote or not self.failed,
-                todelete_subdir=TRASH,  # a rename is atomic; ignored on gs://
-                # Folders are made at once, so that `save` reports a failure.
-                async_options=ocp.AsyncOptions(
-                    timeout_secs=LIMIT_SECONDS, create_directories_asynchronously=False
-                ),
-            )
-            self._orbax = Manager(
-                self.folder, options=options, item_handlers=item_handlers()
-            )
-        return self._orbax
-
-    def _drop(self) -> None:
-        """Closes orbax's manager after a failed save, and removes partial files."""
-        if self._orbax:
-            for close in (self._orbax.wait_until_finished, self._orbax.close):
-                with contextlib.suppress(jax.errors.JaxRuntimeError, *errors()):
-                    close()
-        self._orbax = None
-        if self.failed and not self.remote and distributed.is_first():
-            for path in self.folder.glob("*.orbax-checkpoint-tmp*"):
-                shutil.rmtree(path, ignore_errors=True)
+        self.poll(wait=True)
+        self._thread.shutdown()
+        with contextlib.suppress(*errors()):
+            self._checkpointer.close()
+            if self.failed and distributed.is_first():
+                self._tidy()
 
     def has_validation(self, step: int) -> bool:
         """Returns whether a checkpoint was saved with its validation loss."""
         return step in self.manifests and self.manifests[step].valid_nll is not None
 
     def save(
-        self, step: int, state: TrainState, position: Position, valid_nll: float | None
+        self,
+        step: int,
+        state: TrainState,
+        position: Position,
+        valid_nll: float | None,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts to save a run at `step`; the arrays are copied before this returns.
 
         valid_nll, in nats, ranks the checkpoint; None = not validated. A step that was
-        saved before its validation only gets the loss. Raises one of `errors` if saving
-        cannot start; `poll` and `wait` report later failures.
+        saved before its validation only gets the loss. flush: writes what no checkpoint
+        may precede, such as the log. Failures are reported, here or by `poll`.
         """
-        if step not in self.manifests:
-            return self.save_items(step, _items(state), position, valid_nll)
-        self.wait()
-        if valid_nll is not None:
-            saved = dataclasses.replace(self.manifests[step], valid_nll=valid_nll)
-            self.manifests[step] = saved
+        with self.attempt(step):
             with distributed.together(*errors()):
-                if distributed.is_first():
-                    manifests.write_manifest(self.folder / str(step), saved)
+                flush()
+            self.poll(wait=True)
+            if step not in self.manifests:
+                self.save_items(step, _items(state), position, valid_nll)
+            elif valid_nll is not None:
+                saved = dataclasses.replace(self.manifests[step], valid_nll=valid_nll)
+                self.manifests[step] = saved
+                with distributed.together(*errors()):
+                    if distributed.is_first():
+                        manifests.write_manifest(self.folder / str(step), saved)
 
     def save_items(
         self,
@@ -206,22 +169,58 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         position: Position | None = None,
         valid_nll: float | None = None,
     ) -> None:
-        """Starts to save pytrees by item name: {"params": params} for a model alone."""
-        self.wait()
-        if self.failed:
-            self._drop()
+        """Starts to save pytrees by item name: {"params": params} for a model alone.
+
+        Raises one of `errors` if saving cannot start.
+        """
+        self.poll(wait=True)
         saved = Manifest(step, position, valid_nll, manifests.checksums(items))
-        self.manifests[step] = saved  # `Best` reads it
         args: dict[str, ocp.args.CheckpointArgs] = {
             name: ocp.args.PyTreeSave(tree) for name, tree in items.items()
         }
         args[manifests.ITEM] = ocp.args.JsonSave(saved.to_json())
         with distributed.together(*errors()):  # the others would wait in `save`
-            if distributed.is_first() and not self.remote:
-                (self.folder / TRASH).mkdir(parents=True, exist_ok=True)
-        if not self._open().save(step, args=ocp.args.Composite(**args)):
-            raise ValueError("there is a newer checkpoint")
-        self.saving = step
+            if distributed.is_first():
+                self._tidy()
+                if not storage.is_remote(self.folder):
+                    (self.folder / TRASH).mkdir(parents=True, exist_ok=True)
+        path = epath.Path(self.folder / str(step))
+        self._checkpointer.save(path, ocp.args.Composite(**args))
+        self.manifests[step], self.saving = saved, step
+        self._pending = self._thread.submit(self._complete)
+
+    def _tidy(self) -> None:
+        """Removes what killed and failed saves have left."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            is_cut_off = path.name.isdecimal() and not is_complete(path)
+            if is_cut_off or TEMPORARY in path.name:
+                with contextlib.suppress(*errors()):  # a thread may still write there
+                    epath.Path(path).rmtree()
+
+    def _complete(self) -> None:
+        """Waits for a save, then deletes old checkpoints; runs in a thread."""
+        self._checkpointer.wait_until_finished()
+        newest = sorted(self.manifests)[-self.keep :]
+        kept = {*newest, manifests.best(self.manifests.values())}
+        old = self.manifests.keys() - kept
+        for step in old:
+            del self.manifests[step]
+        if distributed.is_first():
+            try:
+                for step in old:
+                    self._delete(epath.Path(self.folder / str(step)))
+                epath.Path(self.folder / TRASH).rmtree(missing_ok=True)
+            except errors() as error:
+                reason = storage.one_line(error)
+                say(f"an old checkpoint could not be deleted ({reason})")
+
+    def _delete(self, path: epath.Path) -> None:
+        """Deletes a checkpoint; a kill in between leaves none that looks complete."""
+        if storage.is_remote(self.folder):
+            (path / COMMITTED).unlink()
+            path.rmtree()
+        else:
+            path.rename(self.folder / TRASH / path.name)
 
     @contextlib.contextmanager
     def attempt(self, step: int) -> Iterator[None]:
@@ -235,44 +234,27 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                     raise  # a fault of a device, or a lost process
                 cause = error.__context__ or error  # orbax waited for another process
             if self.saving not in (None, step):  # an earlier save, which may succeed
-                self.wait()
+                self.poll(wait=True)
             self.failed.append(step)
             self.reason = storage.one_line(cause)
             self.manifests.pop(step, None)
             self.saving = None
-            self._drop()
             say(
                 f"CHECKPOINT {step} COULD NOT BE SAVED ({self.reason}): training "
                 f"continues, the newest checkpoint is {max(self.manifests, default=0)}"
             )
 
     def poll(self, wait: bool = False) -> None:
-        """Completes the pending save if it is done; cheap enough for every update.
-
-        Reports a failure, which orbax would raise in the next save.
-        """
+        """Reports a failure of the pending save if it is done; cheap."""
         step = self.saving
-        if step is None or (self._open().is_saving_in_progress() and not wait):
-            return
-        with self.attempt(step):
-            try:
-                self._open().wait_until_finished()
-            except errors() as error:
-                if not is_complete(self.folder / str(step)):
-                    raise
-                reason = storage.one_line(error)
-                say(f"an old checkpoint could not be deleted ({reason})")
-        self.saving = None
-        if distributed.is_first() and not self.remote and step not in self.failed:
-            shutil.rmtree(self.folder / TRASH, ignore_errors=True)
-
-    def wait(self) -> None:
-        """Waits for the pending save; must precede the next one."""
-        self.poll(wait=True)
+        if step is not None and (wait or self._pending.done()):
+            with self.attempt(step):
+                self._pending.result()
+            self.saving = None
 
     def finish(self, step: int) -> None:
         """Waits for the last save; raises UserError if `step` is not saved."""
-        self.wait()
+        self.poll(wait=True)
         if step in self.failed:
             raise UserError(
                 f"the last checkpoint, of update {step}, could not be saved in "
@@ -288,28 +270,24 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         UserError if every checkpoint is damaged (then none is renamed), or one has
         another model or only parameters.
         """
-        self.wait()
-        damaged: dict[int, str] = {}
+        self.poll(wait=True)
+        damaged: dict[int, Damaged] = {}
         for step in reversed(list_steps(self.folder)):
             try:
                 with waiting(f"reading checkpoint {step} of {self.folder}"):
                     snapshot = read_snapshot(self.folder, step, like)
             except Damaged as error:
                 say(f"{error}: TRYING AN OLDER ONE")
-                damaged[step] = str(error)
-                continue
-            self._set_aside(list(damaged))
-            return snapshot
+                damaged[step] = error
+            else:
+                self._set_aside(list(damaged))
+                return snapshot
         if damaged:
-            raise UserError(
-                f"no checkpoint in {self.folder} can be restored: "
-                f"{'; '.join(damaged.values())}; restore one from a backup, or give "
-                "another --workdir to start from scratch (nothing was deleted)"
-            )
+            raise all_damaged(self.folder, damaged.values())
         return None
 
     def _set_aside(self, steps: list[int]) -> None:
-        """Renames damaged checkpoints, so that orbax neither lists nor deletes them."""
+        """Renames damaged checkpoints, so that their steps can be saved again."""
         for step in steps if distributed.is_first() else ():
             folder, number = self.folder / str(step), 1
             while (aside := folder.with_name(f"{step}.damaged-{number}")).exists():
@@ -319,7 +297,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         distributed.wait_for_all()
         for step in steps:
             self.manifests.pop(step, None)
-        self._drop()
 
 
 def restore_or_init(
@@ -340,101 +317,6 @@ def restore_or_init(
         places = jax.tree.map(lambda x: x.sharding, updater.like.params)
         state = state.start_from(jax.device_put(params, places))
     return Snapshot(0, state, Position())
-
-
-def find_folder(workdir: Path) -> Path:
-    """Returns the folder of a run's checkpoints; raises UserError for [ * ? in it."""
-    folder = storage.absolute(workdir / "checkpoints")
-    if glob.has_magic(str(folder)):  # orbax would not find its own checkpoints
-        where = f"--workdir={str(folder.parent)!r}"
-        raise UserError(f"{where} has one of [ * ? in its path: give another")
-    return folder
-
-
-def list_steps(folder: Path) -> list[int]:
-    """Returns the steps that have a complete checkpoint, in order.
-
-    Lists them until all processes see the same ones. Raises UserError if the processes
-    do not share the folder.
-    """
-    for _ in range(LISTINGS):
-        paths = folder.iterdir() if folder.is_dir() else ()
-        steps = sorted(int(path.name) for path in paths if is_complete(path))
-        if not distributed.differing({"steps": steps}):
-            return steps
-        time.sleep(1)
-    raise UserError(
-        f"the processes see different checkpoints in {folder}: give a --workdir on a "
-        "disk that all of them share, or on gs://"
-    )
-
-
-def is_complete(path: Path) -> bool:
-    """Returns whether a path is a checkpoint that was committed."""
-    committed = path / COMMITTED if storage.is_remote(path) else path
-    return path.name.isdecimal() and committed.exists()
-
-
-def read_manifests(folder: Path) -> tuple[dict[int, Manifest], dict[int, Damaged]]:
-    """Returns the manifests of complete checkpoints, and damaged ones, by step."""
-    found: dict[int, Manifest] = {}
-    damaged: dict[int, Damaged] = {}
-    for step in list_steps(folder):
-        try:
-            found[step] = manifests.read_manifest(folder / str(step), step)
-        except Damaged as error:
-            damaged[step] = error
-    return found, damaged
-
-
-def has_checkpoint(workdir: Path, like: Params) -> bool:
-    """Returns whether a run continues from a checkpoint; writes nothing.
-
-    Raises UserError if every checkpoint is damaged or the newest does not fit `like`.
-    """
-    folder = find_folder(workdir)
-    saved, damaged = read_manifests(folder)
-    if saved:
-        newest = saved[max(saved)]
-        if newest.position is None:
-            raise Imported(workdir)
-        manifests.check_arrays(newest, {"params": like})
-        return True
-    for error in damaged.values():
-        raise UserError(
-            f"no checkpoint in {folder} can be restored ({error}): restore one "
-            "from a backup, or give another --workdir to start from scratch"
-        ) from error
-    return False
-
-
-def find_checkpoint(folder: Path, which: str) -> Manifest:
-    """Returns the manifest of the checkpoint `which`, a value of eval.checkpoint.
-
-    If no step was validated, the newest is the best. Raises UserError if there is no
-    such checkpoint, Damaged if its manifest is damaged.
-    """
-    saved, damaged = read_manifests(folder)
-    steps = sorted({*saved, *damaged})
-    if not steps:
-        raise UserError(
-            f"no checkpoint in {folder}: train there first, or give the --workdir of a "
-            "trained run"
-        )
-    if which == "best" and saved:
-        for error in damaged.values():
-            say(f"{error}: using the best of the other checkpoints")
-        best = manifests.best(saved.values())
-        return saved[max(saved) if best is None else best]
-    step = int(which) if which.isdecimal() else steps[-1]
-    if step not in steps:
-        raise UserError(
-            f"eval.checkpoint = {which!r} is not a checkpoint in {folder}: "
-            f"give best, latest or one of {', '.join(map(str, steps))}"
-        )
-    if step in damaged:
-        raise damaged[step]
-    return saved[step]
 
 
 def restore_params(workdir: Path, which: str, like: Params) -> tuple[Params, int]:

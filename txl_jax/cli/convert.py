@@ -62,7 +62,7 @@ def import_model(options: ConvertConfig, workdir: Path, overrides: Values) -> Js
         "starts": [provenance.start(state)],
     }
     with creating(workdir) as fresh:
-        opened = save_restore.Checkpoints(fresh, parsed.checkpoint)
+        opened = save_restore.Checkpoints(fresh)
         with waiting(f"writing {workdir}"), opened as manager:
             manager.save_items(source.step, {"params": source.params})
             manager.finish(source.step)

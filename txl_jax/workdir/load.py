@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from txl_jax import config as configs
 from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint.listing import has_checkpoint
 from txl_jax.checkpoint.manifest import first_nonfinite, named_leaves
 from txl_jax.config import Config
 from txl_jax.convert.release import Release, read_release
@@ -142,9 +143,9 @@ def load_initial(
     They come from the best checkpoint of train.init_from, averaged if that run
     averages; parameters that its model lacks or has in another shape are random. None
     also if `workdir` has a checkpoint. Raises UserError if they do not fit, and like
-    `save_restore.has_checkpoint`. like: the shapes and shardings of the result.
+    `has_checkpoint`. like: the shapes and shardings of the result.
     """
-    if save_restore.has_checkpoint(workdir, like) or not config.train.init_from:
+    if has_checkpoint(workdir, like) or not config.train.init_from:
         return None
     with prefixed(f"train.init_from = {config.train.init_from!r}"):
         source = find_workdir(config.train.init_from)

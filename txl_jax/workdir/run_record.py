@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from txl_jax import config as configs
-from txl_jax.checkpoint import save_restore
+from txl_jax.checkpoint import listing
 from txl_jax.checkpoint.manifest import Imported
 from txl_jax.config import Config
 from txl_jax.data import vocab as vocabulary
@@ -39,7 +39,7 @@ def last_step(workdir: Path, result: str = RESULT) -> int:
 
     A training, even one killed before its first save, leaves something in the folder.
     """
-    steps = save_restore.list_steps(folder := save_restore.find_folder(workdir))
+    steps = listing.list_steps(folder := listing.find_folder(workdir))
     is_empty = not (folder.is_dir() and any(folder.iterdir()))
     for line in read_metrics(workdir / METRICS)[-1:] if is_empty else ():
         spent, has_result = line["timing"]["total_seconds"], (workdir / result).exists()
