@@ -46,8 +46,9 @@ from txl_jax.update.step import REASONS, make_updater
 from txl_jax.workdir import resolve, run_record
 from txl_jax.workdir.folder import METRICS
 from txl_jax.workdir.load import initial_data, load_initial
+from txl_jax.workdir.lock import locked
 from txl_jax.workdir.resolve import NO_TOKENS, TokenIds
-from txl_jax.workdir.staging import Staging, locked
+from txl_jax.workdir.staging import Staging
 
 # Where a call starts or ends: the number of updates before, and the data's position.
 Cursor = tuple[int, Position]

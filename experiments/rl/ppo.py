@@ -37,8 +37,8 @@ from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import abstract, check_streams, letters, shardings
 from txl_jax.update.state import Average, TrainState, Updater, jit_step
 from txl_jax.workdir.folder import CHECKPOINTS, CONFIG, METRICS
+from txl_jax.workdir.lock import locked
 from txl_jax.workdir.run_record import last_step
-from txl_jax.workdir.staging import locked
 
 from ..figures import program
 from .agent import Agent, make_agent

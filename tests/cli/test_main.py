@@ -29,7 +29,7 @@ from txl_jax.evaluate.options import EvalConfig
 from txl_jax.main import main
 from txl_jax.report.metrics_log import read_metrics
 from txl_jax.report.provenance import EXACT
-from txl_jax.workdir.staging import locked
+from txl_jax.workdir.lock import locked
 
 __all__ = ["home"]  # the fixture
 

@@ -1,27 +1,19 @@
-"""Locks a run's folder, and writes complete files into it, also on gs://.
+"""Writes complete files into a run's folder, also on gs://.
 
-The kernel releases the lock of a local workdir when its process ends; a workdir on
-gs:// has none. An object store cannot append, as metrics.jsonl and TensorBoard's events
+An object store cannot append, as metrics.jsonl and TensorBoard's events
 need, and libraries that draw pictures and traces write local files only.
 """
 
 import contextlib
-import datetime
-import errno
 import io
-import os
-import socket
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
-import jax
 import numpy as np
-from filelock import FileLock, Timeout
 
-from txl_jax.errors import UserError
 from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.report.output import to_json
@@ -29,45 +21,8 @@ from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.explain import explain
 from txl_jax.runtime.storage import DAMAGE, Json
 
-LOCK = "run.lock"
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # on some network disks
 UNWRITTEN = "unwritten"  # in a result whose files could not be written: the reason
 UNREADABLE = (*DAMAGE, EOFError, OSError, MemoryError, RuntimeError, zipfile.BadZipFile)
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Locks a local workdir, in process 0; raises UserError if another run has it."""
-    if jax.process_index() or storage.is_remote(folder):
-        yield
-        return
-    path = folder / LOCK
-    lock = FileLock(path, fallback_to_soft=False)
-    now = datetime.datetime.now(datetime.UTC).isoformat()
-    owner = f"process {os.getpid()} on {socket.gethostname()}, started {now}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-        path.write_text(f"{owner}\n", "utf-8")
-    except Timeout as error:
-        owner = path.read_text("utf-8").strip() or "another process"
-        raise UserError(
-            f"{folder} is in use by another run ({owner}): wait for it, stop it, or "
-            "give another --workdir"
-        ) from error
-    except OSError as error:
-        where, reason = storage.place(error) or folder, error.strerror
-        if error.errno not in NO_LOCKS:
-            raise UserError(
-                f"cannot write {where} ({reason}): give another --workdir"
-            ) from error
-        say(f"{folder} cannot be locked ({reason}): let no other run use it")
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        lock.release()
 
 
 class Staging:
