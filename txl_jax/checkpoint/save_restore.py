@@ -97,7 +97,7 @@ def make_checkpointer() -> ocp.AsyncCheckpointer:
     return ocp.AsyncCheckpointer(handler, async_options=options)
 
 
-class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
+class Checkpoints:
     """The checkpoints of a run; the newest `keep` and the best one are kept.
 
     A save that fails is reported and does not end the run. The end of `with` waits for
