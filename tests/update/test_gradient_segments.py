@@ -15,7 +15,6 @@ import pytest
 
 from tests.support import tiny
 from tests.update.test_step import (
-    DROPOUT,
     OPTIM,
     PARAMS,
     PLAIN,
@@ -30,7 +29,6 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
-from txl_jax.update import step as steps
 from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.step import TrainStep, nll_sum, sum_gradients
@@ -144,18 +142,3 @@ def test_an_optimizer_gets_the_gradient_across_segments(name: str) -> None:
     # LAMB's first update divides each gradient by its size, and Muon's iteration
     # amplifies small singular values, and so their rounding.
     tiny.assert_close(after.params, expected, 10 * tiny.FLOAT32)
-
-
-def test_one_gradient_segment_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program has the same text as one without `join`."""
-    memory, key = Memory.empty(DROPOUT, B), jax.random.key(0)
-
-    def text(G: int) -> str:
-        model, config = TransformerXL(DROPOUT), make_config(gradient_segments=G)
-        function = functools.partial(sum_gradients, model, config=config)
-        return jax.jit(function).lower(PARAMS, memory, make_segments(2), key).as_text()
-
-    one, joined = text(1), text(2)
-    monkeypatch.setattr(steps, "join", lambda segments, count: segments)
-    monkeypatch.setattr(steps, "nll_sum", lambda *args, segment_len: nll_sum(*args))
-    assert one == text(2) != joined
