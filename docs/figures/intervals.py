@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from style import BLUE, GRID, INK, SAND, SKY, blank, save
 
 from txl_jax.kernels.xla import visible_BLK
-from txl_jax.model.memory.interval import find_oldest
+from txl_jax.model.interval import find_oldest
 
 L, M = 6, 6
 
@@ -36,12 +36,12 @@ def draw(axes: Axes, oldest_L: np.ndarray, M: int) -> None:
 
 
 if __name__ == "__main__":
-    first = np.zeros((1, L), bool)
+    none, first = np.zeros((2, 1, L), bool)
     first[0, 3] = True
     cases = (
-        ("full memory", M, None, 0),
-        ("two slots filled", 2, None, 0),
-        ("same_length", M, None, M),
+        ("full memory", M, none, 0),
+        ("two slots filled", 2, none, 0),
+        ("same_length", M, none, M),
         ("a document\nbegins at token 3", M, jnp.asarray(first), 0),
     )
     figure, row = plt.subplots(1, 4, figsize=(7.6, 1.9), gridspec_kw={"wspace": 0.12})

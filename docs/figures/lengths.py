@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 from style import BLUE, GRID, MINT, MUTED, SAND, SKY, blank, cell, save
 
-from txl_jax.model.memory.interval import count_filled
+from txl_jax.model.interval import count_filled
 
 L, M = 4, 12
 ROWS = ("aaaaaaa ", "bbcccccc")

@@ -6,16 +6,16 @@ import numpy as np
 from intervals import draw
 from style import INK, save
 
-from txl_jax.model.memory.interval import find_oldest
+from txl_jax.model.interval import find_oldest
 
 S, L, M = 3, 4, 6
 T = S * L
 
 figure, axes = plt.subplots(figsize=(5.2, 3.7))
-oldest_BT = find_oldest(jnp.array([M]), None, M, T, 0, segment_len=L)
+oldest_BT = find_oldest(jnp.array([M]), jnp.zeros((1, T), bool), M, T, 0, segment_len=L)
 draw(axes, np.asarray(oldest_BT[0]), M)
 for s in range(S):
-    alone_BL = find_oldest(jnp.array([M]), None, M, L, 0)
+    alone_BL = find_oldest(jnp.array([M]), jnp.zeros((1, L), bool), M, L, 0)
     np.testing.assert_array_equal(oldest_BT[:, s * L : (s + 1) * L] - s * L, alone_BL)
     name = f"segment {s + 1}"
     center = (s + 0.5) * L

@@ -26,7 +26,6 @@ from txl_jax.data import tokens as token_files
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.positions import sinusoid_RD
 from txl_jax.model.txl import TransformerXL
 from txl_jax.workdir import load
@@ -87,7 +86,7 @@ def measure_confusion(folder: Path, streams: int = 8) -> dict[str, float]:
     """
     loaded = load.load(folder)
     config, L = loaded.config.model, loaded.config.train.tgt_len
-    if type(choose_kind(config).empty(1)) is not Memory or not config.mem_len:
+    if config.fast_weights or not config.mem_len:
         raise UserError(f"--workdir={folder}: its model lacks the paper's memory")
     data = loaded.config.data, loaded.vocab, loaded.trained_on
     text_T = token_files.prepare(*data).split("test")

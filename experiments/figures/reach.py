@@ -27,8 +27,8 @@ from matplotlib.colors import LogNorm
 
 from txl_jax.errors import UserError
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.interval import count_keys
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.interval import count_keys
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.state import abstract_params
 

@@ -42,7 +42,7 @@ from txl_jax.data import files
 from txl_jax.data.streams import OFF
 from txl_jax.errors import BadNumbers, UserError, refuse
 from txl_jax.evaluate.options import EvalConfig
-from txl_jax.model.memory.kinds import choose_kind
+from txl_jax.model.memory import Memory
 from txl_jax.model.positions import SCHEMES
 from txl_jax.report import provenance
 from txl_jax.runtime.storage import local_path
@@ -226,7 +226,7 @@ def sum_losses(
         return (memory, sums_2BD), None
 
     config = model.config
-    empty = choose_kind(config).empty(BATCH), jnp.zeros((2, BATCH, config.d_model))
+    empty = Memory.empty(config, BATCH), jnp.zeros((2, BATCH, config.d_model))
     numbers = jnp.arange(len(batch.length_SB))
     (_, sums_2BD), _ = jax.lax.scan(
         read, empty, (batch.tokens_SBL, batch.length_SB, numbers)

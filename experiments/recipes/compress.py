@@ -37,12 +37,11 @@ from etils import epy
 from jax import Array
 
 from txl_jax.errors import BadNumbers, UserError, refuse
-from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fixed import FixedTransformerXL, lay_out
 from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.kinds import choose_kind
-from txl_jax.model.memory.protocol import MemoryLike
+from txl_jax.model.ring import RingMemory
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report import provenance
@@ -74,7 +73,6 @@ TRAIN = TrainConfig(batch_size=B + R, tgt_len=L)
 STEP = TrainStep(TransformerXL(MODEL), OPTIMIZER, RATE, TRAIN)
 AVERAGE_DECAY = 0.98
 JUMP = 0.05  # the probability that a segment is read again at a new random place
-FIXED_MODEL, lay_out = fixed_model(MODEL)
 THETAS = 0.15, 0.3, 0.6  # inverse temperatures of the cache
 PRIOR = 0.7, 0.1, 0.1, 0.1  # weights of the model and of each temperature
 SHARE = 0.05  # the part of each weight that returns to the prior after a byte
@@ -85,7 +83,7 @@ DENSEST = 1 << 21  # bytes in a word of 32 bits: no probability is above 1 - 2^-
 class Prediction(NamedTuple):
     """The predictions of the next bytes, and the state behind them."""
 
-    memory: Any
+    memory: RingMemory
     h_BD: Array
     log_p_XBV: Array
     log_weight_BX: Array
@@ -94,10 +92,10 @@ class Prediction(NamedTuple):
     slot: Array  # the oldest entries of the cache, which the next ones replace
 
 
-def open_memory(params: Params, memory: Any) -> tuple[Params, MemoryLike]:
+def open_memory(params: Params, memory: Memory) -> tuple[Params, RingMemory]:
     """Returns parameters and a memory for calls of one token."""
     memory, params = Memory(memory.h_NBMD[:, :B], memory.filled_B[:B]), lay_out(params)
-    return params, choose_kind(MODEL).one_token(params, memory)
+    return params, RingMemory.of(MODEL, params, memory)
 
 
 def start(state: TrainState) -> tuple[Params, Prediction]:
@@ -134,9 +132,9 @@ def predict(
     cache_h_CD = put(before.cache_h_CD, before.h_BD, (slot, 0))
     follows_C = put(before.follows_C, byte_B, (slot,))
 
-    (h_BD, log_p_BV), memory = FIXED_MODEL.apply(
-        {"params": params}, byte_B[:, None], before.memory, method=read_byte
-    )
+    model = FixedTransformerXL(MODEL, params)
+    h_B1D, memory = model(byte_B[:, None], before.memory)
+    h_BD, log_p_BV = h_B1D[:, 0], model.embedding.log_probs(h_B1D)[:, 0]
     score_BC = jnp.where(follows_C < V, h_BD @ cache_h_CD.T, -1e30)
     match_CUB = jax.nn.softmax(score_BC.T[:, None] * jnp.array(THETAS)[:, None], axis=0)
     cached_UBV = jnp.moveaxis(jax.ops.segment_sum(match_CUB, follows_C, V), 0, 2)
@@ -146,12 +144,6 @@ def predict(
     return Prediction(
         memory, h_BD, log_p_XBV, log_weight_BX, cache_h_CD, follows_C, (slot + B) % C
     ), jax.nn.softmax(mixed_BV)
-
-
-def read_byte(model: TransformerXL, byte_B1: Array, memory: MemoryLike) -> Any:
-    """Returns ((h_BD, log_p_BV), memory) after one token of every stream."""
-    h_B1D, memory = model(byte_B1, memory)
-    return (h_B1D[:, 0], model.embedding.log_probs(h_B1D)[:, 0]), memory
 
 
 class Coder:

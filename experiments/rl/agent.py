@@ -8,6 +8,7 @@ A actions.
 """
 
 import bisect
+import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -15,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.model.calls import fixed_model, read_inputs
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fixed import FixedTransformerXL, lay_out
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import choose_kind
-from txl_jax.model.memory.protocol import MemoryLike
+from txl_jax.model.memory import Memory
+from txl_jax.model.ring import RingMemory
 from txl_jax.model.txl import TransformerXL
 
 from .options import Options
@@ -66,7 +67,14 @@ class Agent(nn.Module):
     observed: int  # X
     actions: int
 
-    @nn.compact
+    def setup(self) -> None:
+        """Creates the layers around the core."""
+        self.encoder, self.norm = nn.Dense(self.d_model), nn.LayerNorm()
+        # Small logits: every action is tried at first.
+        small = nn.initializers.normal(0.01)
+        self.actor = nn.Dense(self.actions, kernel_init=small)
+        self.critic = nn.Dense(1, kernel_init=small)
+
     def __call__(
         self, seen_BLX: Array, first_BL: Array, memory: Any
     ) -> tuple[Array, Array, Any]:
@@ -74,20 +82,25 @@ class Agent(nn.Module):
 
         first_BL (bool): an episode starts at this step and sees nothing before it.
         """
-        inputs_BLD = nn.Dense(self.d_model, name="encoder")(seen_BLX)
-        read = read_inputs if isinstance(self.core, TransformerXL) else GRU.__call__
-        hidden_BLD, memory = read(self.core, inputs_BLD, memory, first_BL=first_BL)
-        hidden_BLD = nn.LayerNorm(name="norm")(hidden_BLD)
-        # Small logits: every action is tried at first.
-        small = nn.initializers.normal(0.01)
-        logits_BLA = nn.Dense(self.actions, kernel_init=small, name="actor")(hidden_BLD)
-        value_BL1 = nn.Dense(1, kernel_init=small, name="critic")(hidden_BLD)
-        return logits_BLA, value_BL1[..., 0], memory
+        is_gru = isinstance(self.core, GRU)
+        read = self.core if is_gru else self.core.read_inputs
+        hidden_BLD, memory = read(self.encode(seen_BLX), memory, first_BL=first_BL)
+        return *self.decide(hidden_BLD), memory
 
-    def empty(self, batch_size: int) -> MemoryLike | GRUMemory:
+    def encode(self, seen_BLX: Array) -> Array:
+        """Returns the core's inputs_BLD."""
+        inputs_BLD: Array = self.encoder(seen_BLX)
+        return inputs_BLD
+
+    def decide(self, hidden_BLD: Array) -> tuple[Array, Array]:
+        """Returns (logits_BLA, value_BL)."""
+        hidden_BLD = self.norm(hidden_BLD)
+        return self.actor(hidden_BLD), self.critic(hidden_BLD)[..., 0]
+
+    def empty(self, batch_size: int) -> Memory | GRUMemory:
         """Returns the memory at the start."""
         if isinstance(self.core, TransformerXL):
-            return choose_kind(self.core.config).empty(batch_size)
+            return Memory.empty(self.core.config, batch_size)
         return GRUMemory(jnp.zeros((batch_size, self.core.features)))
 
     def init_params(self, key: Array) -> Params:
@@ -136,18 +149,36 @@ def count(agent: Agent) -> int:
 
 
 def start_acting(
-    agent: Agent, params: Params, memory: Any
-) -> tuple[Agent, Params, Any]:
-    """Returns the agent, the parameters and the memory for calls of one step.
+    agent: Agent, params: Params, memory: Memory | GRUMemory
+) -> tuple[Params, RingMemory | GRUMemory]:
+    """Returns parameters and memory for `act`.
 
     While the parameters stand still, keys and values are computed once.
     """
-    if not isinstance(agent.core, TransformerXL):
-        return agent, params, memory
-    config, (model, lay_out) = agent.core.config, fixed_model(agent.core.config)
-    core = lay_out(params["core"])
-    memory = choose_kind(config).one_token(core, memory)
-    return agent.clone(core=model), {**params, "core": core}, memory
+    if isinstance(memory, GRUMemory):
+        return params, memory
+    params = {**params, "core": lay_out(params["core"])}
+    return params, RingMemory.of(agent.core.config, params["core"], memory)
+
+
+def act(
+    agent: Agent,
+    params: Params,
+    memory: RingMemory | GRUMemory,
+    seen_BX: Array,
+    first_B: Array,
+) -> tuple[Array, Array, RingMemory | GRUMemory]:
+    """Returns (logits_BA, value_B, memory) after one step; see `start_acting`."""
+    seen_BLX, first_BL = seen_BX[:, None], first_B[:, None]
+    apply: Any = functools.partial(agent.apply, {"params": params})
+    if isinstance(memory, GRUMemory):
+        logits_BLA, value_BL, memory = apply(seen_BLX, first_BL, memory)
+    else:
+        inputs_BLD = apply(seen_BLX, method="encode")
+        core = FixedTransformerXL(agent.core.config, params["core"])
+        hidden_BLD, memory = core.read_inputs(inputs_BLD, memory, first_BL=first_BL)
+        logits_BLA, value_BL = apply(hidden_BLD, method="decide")
+    return logits_BLA[:, 0], value_BL[:, 0], memory
 
 
 def read_window(

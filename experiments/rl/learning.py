@@ -20,7 +20,7 @@ from txl_jax.model.initializers import Params
 from txl_jax.update.state import Average, Metrics, TrainState
 from txl_jax.update.step import split_streams, stream_dimension
 
-from .agent import Agent, read_window, start_acting
+from .agent import Agent, act, read_window, start_acting
 from .environments import Environment
 from .options import Options
 
@@ -77,15 +77,7 @@ def play(
 ) -> tuple[Window, Array, Streams]:
     """Takes T steps in every stream; returns (window, value_B after it, streams)."""
     B = len(streams.first_B)
-    acting, fixed, keys_and_values = start_acting(agent, params, streams.memory)
-
-    def act(streams: Streams) -> Any:
-        seen_BLX, first_BL = streams.seen_BX[:, None], streams.first_B[:, None]
-        outputs: Any = acting.apply(
-            {"params": fixed}, seen_BLX, first_BL, streams.memory
-        )
-        logits_BLA, value_BL, memory = outputs
-        return logits_BLA[:, 0], value_BL[:, 0], memory
+    fixed, keys_and_values = start_acting(agent, params, streams.memory)
 
     @jax.vmap
     def advance(env_key: Array, begin_key: Array, state: Any, action: Array) -> Any:
@@ -96,7 +88,9 @@ def play(
 
     def step(streams: Streams, key: Array) -> Any:
         keys = jax.random.split(key, 3)
-        logits_BA, value_B, memory = act(streams)
+        logits_BA, value_B, memory = act(
+            agent, fixed, streams.memory, streams.seen_BX, streams.first_B
+        )
         action_B = jax.random.categorical(keys[0], logits_BA)
         env_keys, begin_keys = (jax.random.split(key, B) for key in keys[1:])
         state, seen_BX, reward_B, over_B = advance(
@@ -118,7 +112,7 @@ def play(
     keys_T = jax.random.split(key, T)
     start = streams._replace(memory=keys_and_values)
     after, window = jax.lax.scan(step, start, keys_T)
-    _, value_B, _ = act(after)
+    _, value_B, _ = act(agent, fixed, after.memory, after.seen_BX, after.first_B)
     window = jax.tree.map(lambda x_TB: jnp.swapaxes(x_TB, 0, 1), window)
     # The update reads hidden states, which keys and values do not contain.
     seen = window.seen_BTX, window.first_BT

@@ -23,7 +23,7 @@ from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import Evaluate, make_evaluate, make_reader
 from txl_jax.evaluate.reader import Reader, run_calls
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.segment import OneSegment
 
 PARAMS = tiny.make_params()
@@ -123,7 +123,7 @@ def test_a_token_without_its_id_is_refused() -> None:
 def test_segments_one_by_one_have_the_bits_of_plain_calls() -> None:
     config = dataclasses.replace(CONFIG, segments_per_step=1)
     reader = make_reader(MODEL, config, tiny.one_device())
-    model, params = evaluation_model(MODEL, CONFIG), reader.unstack(PARAMS)
+    model, params = evaluation_model(MODEL, CONFIG), reader.lay_out(PARAMS)
     memory = KeyValueMemory.empty(model, params, 4, 5)
     segments = [*Streams(TOKENS, 4, 5).epoch()]
     read = functools.partial(tiny.apply, model, params, method="nll")

@@ -4,7 +4,7 @@ Dims: S segments, B streams, L segment, T = S L tokens of a text, U values of a 
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,12 @@ import pytest
 from tests.reference import Array, Params
 from tests.support import tiny
 from tests.support.reference_fast import Stream
-from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fast_weights import FastWeights, feature, scan_chunks
+from txl_jax.model.fixed import lay_out
+from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.fast_weights import FastWeights, feature, scan_chunks
-from txl_jax.model.memory.key_values import unstack
-from txl_jax.model.memory.kinds import choose_kind
+from txl_jax.model.ring import RingMemory
 from txl_jax.model.txl import TransformerXL
 
 B, L, S = 2, 4, 6
@@ -121,7 +121,7 @@ def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
     """There is padding, documents start anywhere, and a token has zero keys."""
     params = tiny.make_params(config)
     params["embedding"]["table"][3] = 0
-    nll_BT, _ = read(config, params, choose_kind(config).empty(B), length_SB=LENGTH_SB)
+    nll_BT, _ = read(config, params, Memory.empty(config, B), length_SB=LENGTH_SB)
     for b in range(B):
         stream = Stream(params, **tiny.reference_settings(config))
         for s in range(S):
@@ -141,18 +141,18 @@ def test_the_model_agrees_with_its_transcription(config: ModelConfig) -> None:
 def test_any_segments_and_any_memory_give_the_same(config: ModelConfig) -> None:
     """Memories are states, keys and values, or rings; segments have any length."""
     params = tiny.make_params(config)
-    expected_BT, after = read(config, params, choose_kind(config).empty(B))
+    expected_BT, after = read(config, params, Memory.empty(config, B))
     for tgt_len in (3, S * L):
-        nll_BT, memory = read(config, params, choose_kind(config).empty(B), tgt_len)
+        nll_BT, memory = read(config, params, Memory.empty(config, B), tgt_len)
         tiny.assert_close(nll_BT, expected_BT)
-        tiny.assert_close(memory.S_NBHUA, after.S_NBHUA)
-    apart = unstack(params)
-    memory = choose_kind(config).empty_fixed(apart, B, L)
+        tiny.assert_close(memory.fast.S_NBHUA, after.fast.S_NBHUA)
+    apart = lay_out(params)
+    memory = KeyValueMemory.empty(config, apart, B, L)
     nll_BT, memory = read(config, apart, memory)
     tiny.assert_close(nll_BT, expected_BT)
     again_BT, _ = read(config, apart, memory)
     for held in (memory, after):  # keys and values, or states
-        ring = choose_kind(config).one_token(apart, held)
+        ring = RingMemory.of(config, apart, held)
         nll_BT, last = read(config, apart, ring, 1)
         tiny.assert_close(nll_BT, again_BT)
     assert np.any(again_BT != expected_BT), "the memory has an effect"
@@ -162,10 +162,24 @@ def test_several_segments_in_a_call_are_segments_one_after_the_other() -> None:
     params = tiny.make_params(CONFIG)
     joined = tiny.apply(
         CONFIG, params, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:],
-        choose_kind(CONFIG).empty(B), method=calls.nll_of_segments,
+        Memory.empty(CONFIG, B), method="nll",
         first_BL=FIRST_BT, segment_len=L,
     )  # fmt: skip
-    tiny.assert_close(joined, read(CONFIG, params, choose_kind(CONFIG).empty(B)))
+    tiny.assert_close(joined, read(CONFIG, params, Memory.empty(CONFIG, B)))
+
+
+def test_reset_empties_the_matrices_of_some_streams() -> None:
+    params, fresh = tiny.make_params(CONFIG), cast(Any, Memory.empty(CONFIG, B))
+    _, after = read(CONFIG, params, fresh)
+    again = after.reset(np.arange(B) == 1)
+    tiny.assert_equal(
+        jax.tree.map(lambda x_NB: x_NB[:, 1], again.fast.layers),
+        jax.tree.map(lambda x_NB: x_NB[:, 1], fresh.fast.layers),
+    )
+    nll_BT, _ = read(CONFIG, params, again)
+    expected_BT, _ = read(CONFIG, params, fresh)
+    tiny.assert_close(nll_BT[1], expected_BT[1])
+    assert np.any(nll_BT[0] != expected_BT[0])
 
 
 def test_documents_and_padding_leak_nothing() -> None:
@@ -175,15 +189,17 @@ def test_documents_and_padding_leak_nothing() -> None:
     other_BT[0, :13] = other_BT[1, :22] = 7
     other_BT[1, 2 * L + 2 : 4 * L] = 1  # padding
     results = [
-        read(CONFIG, params, choose_kind(CONFIG).empty(B), L, tokens_BT, LENGTH_SB)
+        read(CONFIG, params, Memory.empty(CONFIG, B), L, tokens_BT, LENGTH_SB)
         for tokens_BT in (TOKENS_BT, other_BT)
     ]
     (one_BT, one), (two_BT, two) = results
     assert np.any(one_BT[0, :13] != two_BT[0, :13])
     for b, start in ((0, 13), (1, 22)):
         np.testing.assert_array_equal(one_BT[b, start:], two_BT[b, start:])
-    tiny.assert_equal((one.S_NBHUA, one.k_NBHA), (two.S_NBHUA, two.k_NBHA))
-    assert np.any(one.S_NBHUA[:, 0] != 0) and not np.any(one.S_NBHUA[:, 1])
+    tiny.assert_equal(
+        (one.fast.S_NBHUA, one.fast.k_NBHA), (two.fast.S_NBHUA, two.fast.k_NBHA)
+    )
+    assert np.any(one.fast.S_NBHUA[:, 0] != 0) and not np.any(one.fast.S_NBHUA[:, 1])
 
 
 @pytest.mark.exact_bits
@@ -201,25 +217,25 @@ def test_closed_gates_change_no_bit() -> None:
     plain = with_attention(
         {name: x for name, x in layers["attention"].items() if name != "fast"}
     )
-    nll_BT, memory = read(CONFIG, shut, choose_kind(CONFIG).empty(B))
+    nll_BT, memory = read(CONFIG, shut, Memory.empty(CONFIG, B))
     expected_BT, expected = read(base, plain, Memory.empty(base, B))
     np.testing.assert_array_equal(nll_BT, expected_BT)
-    tiny.assert_equal(memory.local, expected)
-    open_BT, _ = read(CONFIG, params, choose_kind(CONFIG).empty(B))
+    tiny.assert_equal(dataclasses.replace(memory, fast=None), expected)
+    open_BT, _ = read(CONFIG, params, Memory.empty(CONFIG, B))
     assert np.any(open_BT != expected_BT), "open gates have an effect"
 
 
 def test_the_matrices_are_float32_in_bfloat16_models() -> None:
     config = dataclasses.replace(EVEN, dtype="bfloat16")
     params = tiny.make_params(config)
-    expected_BT, _ = read(EVEN, params, choose_kind(EVEN).empty(B))
-    nll_BT, memory = read(config, params, choose_kind(config).empty(B))
-    assert memory.S_NBHUA.dtype == memory.k_NBHA.dtype == np.float32
+    expected_BT, _ = read(EVEN, params, Memory.empty(EVEN, B))
+    nll_BT, memory = read(config, params, Memory.empty(config, B))
+    assert memory.fast.S_NBHUA.dtype == memory.fast.k_NBHA.dtype == np.float32
     tiny.assert_close(nll_BT, expected_BT, 2 * tiny.BFLOAT16)
-    apart = unstack(params)
-    fixed = choose_kind(config).empty_fixed(apart, B, L)
+    apart = lay_out(params)
+    fixed = KeyValueMemory.empty(config, apart, B, L)
     nll_BT, fixed = read(config, apart, fixed)
-    assert fixed.S_NBHUA.dtype == np.float32
+    assert fixed.fast.S_NBHUA.dtype == np.float32
     tiny.assert_close(nll_BT, expected_BT, 2 * tiny.BFLOAT16)
     fast, h_BLD = FastWeights(config), jnp.zeros((B, L, config.d_model), jnp.bfloat16)
     own = {"params": apart["layers_0"]["attention"]["fast"]}
@@ -231,12 +247,12 @@ def test_the_matrices_are_float32_in_bfloat16_models() -> None:
 def test_gradients_pass_the_segments_of_a_call() -> None:
     """Finite differences agree; none passes into the memory before the call."""
     params = jax.tree.map(lambda x: x.astype(np.float64), tiny.make_params(CONFIG))
-    memory = choose_kind(CONFIG).empty(B)
+    memory = Memory.empty(CONFIG, B)
 
     def loss(params: Params, memory: Any) -> Any:
         result: Any = TransformerXL(CONFIG).apply(
             {"params": params}, TOKENS_BT[:, :-1], TOKENS_BT[:, 1:], memory,
-            method=calls.nll_of_segments,
+            method="nll",
         first_BL=FIRST_BT, segment_len=L,
         )  # fmt: skip
         return jnp.sum(result[0][:, -L:])
@@ -244,7 +260,7 @@ def test_gradients_pass_the_segments_of_a_call() -> None:
     grads = jax.jit(jax.grad(loss))(params, memory)
     _, after = read(CONFIG, params, memory)
     into: Any = jax.jit(jax.grad(loss, argnums=1, allow_int=True))(params, after)
-    assert not np.any(into.S_NBHUA) and not np.any(into.k_NBHA)
+    assert not np.any(into.fast.S_NBHUA) and not np.any(into.fast.k_NBHA)
 
     def oracle() -> float:
         total = 0.0

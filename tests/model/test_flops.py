@@ -15,7 +15,7 @@ import pytest
 from tests.support import tiny
 from txl_jax.model import flops
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.kinds import choose_kind
+from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.state import abstract_params
 
@@ -34,7 +34,7 @@ def counted(config: ModelConfig) -> float:
     model = TransformerXL(config)
     tokens_BL = jax.ShapeDtypeStruct((B, L), jnp.int32)
     params = nn.unbox(abstract_params(config))
-    memory = jax.eval_shape(lambda: choose_kind(config).empty(B))
+    memory = jax.eval_shape(lambda: Memory.empty(config, B))
 
     def loss(params: Any, tokens_BL: Any, memory: Any) -> Any:
         result: Any = model.apply(

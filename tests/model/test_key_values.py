@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
-from txl_jax.model.config import ModelConfig
+from txl_jax.model.fixed import lay_out
+from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.key_values import KeyValueMemory, unstack
-from txl_jax.model.memory.ring import RingMemory
-from txl_jax.model.txl import TransformerXL
+from txl_jax.model.ring import RingMemory
 
 B, L, M = 3, 4, 5
 UNTIED: dict[str, Any] = {"untie_r": True, "same_length_self": True}
@@ -31,17 +30,6 @@ OTHERS: list[dict[str, Any]] = [
 ]
 
 
-@functools.cache
-def read(config: ModelConfig) -> Any:
-    """Returns a jitted function: (parameters, tokens, memory) -> (logits, memory)."""
-
-    def logits(params: Any, *args: Any, **more: Any) -> Any:
-        model = TransformerXL(config, "separate")
-        return model.apply({"params": params}, *args, method="logits", **more)
-
-    return jax.jit(logits)
-
-
 @pytest.mark.parametrize(
     "changes",
     [*VARIANTS, *(pytest.param(changes, marks=pytest.mark.long) for changes in OTHERS)],
@@ -51,8 +39,9 @@ def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
     """Segments with documents and padding come first, then single tokens."""
     config = tiny.config(mem_len=M, **changes)
     params = tiny.make_params(config)
-    apart = unstack(params)
+    apart = lay_out(params)
     rng = np.random.default_rng(0)
+    read: Any = functools.partial(tiny.apply, config, method="logits")
     memory = Memory.empty(config, B)
     empty = functools.partial(KeyValueMemory.empty, config, batch_size=B, tgt_len=L)
     kept: Any = jax.jit(empty)(params=apart)
@@ -64,10 +53,8 @@ def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
         }
         if config.initial_memory == "zeros":
             more["first_BL"][:, 1:] = False
-        expected_BLV, memory = tiny.apply(
-            config, params, tokens_BL, memory, method="logits", **more
-        )
-        logits_BLV, kept = read(config)(apart, tokens_BL, kept, **more)
+        expected_BLV, memory = read(params, tokens_BL, memory, **more)
+        logits_BLV, kept = read(apart, tokens_BL, kept, **more)
         real_BL1 = (np.arange(L) < more["length_B"][:, None])[..., None]
         tiny.assert_close(
             np.where(real_BL1, logits_BLV, 0), np.where(real_BL1, expected_BLV, 0)
@@ -83,15 +70,13 @@ def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
                     getattr(projected.layers[n], name)[:, b, L:],
                     getattr(layer, name)[:, b, start : start + M],
                 )
-    ring: Any = jax.jit(functools.partial(RingMemory.of, config))(projected)
+    ring: Any = jax.jit(functools.partial(RingMemory.of, config))(apart, projected)
     for s in range(ring.rings[0].k_BHAM.shape[3] + 2):  # once around the ring
         token_B1 = tiny.make_tokens(B, 1, 30 + s)
         more = {"first_BL": rng.random((B, 1)) < 0.1}
         if config.initial_memory == "zeros":
             more = {}
-        expected_B1V, memory = tiny.apply(
-            config, params, token_B1, memory, method="logits", **more
-        )
-        logits_B1V, ring = read(config)(apart, token_B1, ring, **more)
+        expected_B1V, memory = read(params, token_B1, memory, **more)
+        logits_B1V, ring = read(apart, token_B1, ring, **more)
         tiny.assert_close(logits_B1V, expected_B1V)
         np.testing.assert_array_equal(ring.filled_B, memory.filled_B)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.reference import Array
 from tests.support import tiny
+from txl_jax.model.interval import start_call
 from txl_jax.model.memory import Memory
 
 
@@ -23,7 +24,8 @@ def test_reset_hides_everything_in_some_streams() -> None:
     np.testing.assert_array_equal(after.filled_B, [4, 0, 1])
     np.testing.assert_array_equal(after.h_NBMD, memory.h_NBMD)
     # Only later tokens are visible.
-    np.testing.assert_array_equal(after.append(h_NBLD).filled_B, [4, 2, 3])
+    after, call = start_call(tiny.CONFIG, after, L=2)
+    np.testing.assert_array_equal(after.append(h_NBLD, call).filled_B, [4, 2, 3])
 
 
 def test_zeros_are_seen_from_the_start_and_from_a_document_on() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.support import tiny
-from txl_jax.model import calls
+from txl_jax.model.fixed import lay_out
+from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.key_values import KeyValueMemory, unstack
 
 B = 3
 SIZES = [(3, 4), (5, 2), (2, 7), (4, 3)]  # S and L
@@ -49,10 +49,10 @@ def test_segments_of_one_call_match_many(
     one: Any
     many = one = Memory.empty(config, B)
     if kind != "states":
-        params = unstack(params)
+        params = lay_out(params)
         empty = functools.partial(KeyValueMemory.empty, config, params, B)
         many, one = empty(T, window_len=L if kind == "windows" else 0), empty(L)
-    read = functools.partial(tiny.apply, config, params, method=calls.read_segments)
+    read = functools.partial(tiny.apply, config, params, method="__call__")
     for length_B in ([T] * B, [T, L + 1, 0]):
         tokens_BT = tiny.make_tokens(B, T, len(length_B))
         first_BT = rng.random((B, T)) < 0.15

@@ -14,7 +14,6 @@ import pytest
 from experiments.figures.reach import effective_context
 from tests.reference import Array
 from tests.support import tiny
-from txl_jax.model import calls
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 
@@ -73,7 +72,7 @@ def test_gradients_reach_as_far_as_the_masks(M: int, L: int) -> None:
             Memory.empty(config, 2),
             first_BL=first_BT,
             segment_len=L,
-            method=calls.nll_of_segments,
+            method="nll",
         )
         return nll_BT[:, -L:]
 

@@ -14,7 +14,6 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from tests import reference
 from tests.reference import Array
 from tests.support import tiny
-from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.memory import Memory
@@ -241,7 +240,7 @@ def test_embeddings_replace_tokens() -> None:
     @jax.jit
     def read(tokens_BL: Array, memory: Memory) -> Any:
         inputs_BLD = embed(tokens_BL)
-        from_inputs = apply(inputs_BLD, memory, **segment, method=calls.read_inputs)
+        from_inputs = apply(inputs_BLD, memory, **segment, method="read_inputs")
         return apply(tokens_BL, memory, **segment), from_inputs
 
     memory = Memory.empty(DROPOUT, B)
@@ -254,7 +253,7 @@ def test_embeddings_replace_tokens() -> None:
 
 def test_a_model_of_embeddings_has_no_parameters_for_tokens() -> None:
     model = TransformerXL(tiny.config(vocab_size=0))
-    init = functools.partial(model.init, method=calls.read_inputs)
+    init = functools.partial(model.init, method="read_inputs")
     args = jax.random.key(0), jnp.zeros((B, L, tiny.D)), Memory.empty(model.config, B)
     params = jax.eval_shape(init, *args)["params"]
     expected = nn.unbox(abstract_params(tiny.CONFIG))

@@ -6,8 +6,8 @@ I targets shown.
 
 import functools
 from typing import Any
+from unittest import mock
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -18,10 +18,10 @@ from tests.support.refusal import refused
 from txl_jax.data.streams import Streams
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Reader
-from txl_jax.model.attention import Attention
+from txl_jax.model import fixed
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fixed import FixedTransformerXL
 from txl_jax.model.initializers import feature_norm
-from txl_jax.model.txl import TransformerXL
 from txl_jax.paper import attention_page
 from txl_jax.paper.attention_page import WHOLE
 
@@ -39,15 +39,16 @@ def read_segments(config: ModelConfig) -> Any:
     """
     outputs: list[Any] = []
 
-    def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        result = call(*args, **kwargs)
-        is_layer = isinstance(context.module, Attention)
-        if is_layer and context.method_name == "__call__":
-            outputs.append((args[0], result[0]))
+    def watch(config: ModelConfig, params: Any, x_BLD: Any, y_BLD: Any) -> Any:
+        result = end_sublayer(config, params, x_BLD, y_BLD)
+        if "qkv" in params:
+            outputs.append((x_BLD, result))
         return result
 
-    def read(model: TransformerXL, memory: Any, segment: Any, _: int) -> Any:
-        with nn.intercept_methods(watch):
+    end_sublayer = fixed.end_sublayer
+
+    def read(model: FixedTransformerXL, memory: Any, segment: Any, _: int) -> Any:
+        with mock.patch.object(fixed, "end_sublayer", watch):
             attended, after = attention_page.read_attended(model, memory, segment)
         v = [layer.v_HBKA for layer in after.layers]
         layers = [jax.tree.map(lambda x: x[n], attended) for n in range(config.n_layer)]  # noqa: B023
@@ -55,7 +56,7 @@ def read_segments(config: ModelConfig) -> Any:
         return (outputs[: config.n_layer], v, p, layers), after
 
     reader = Reader(config, read, 1, L)
-    params = reader.unstack(tiny.make_params(config))
+    params = reader.lay_out(tiny.make_params(config))
     *_, output = reader.outputs(params, Streams(TOKENS[: 3 * L + 1], 1, L).epoch())
     return jax.tree.map(np.asarray, output)
 

@@ -16,7 +16,7 @@ from tests.support.refusal import refused
 from tests.support.trained import command
 from txl_jax.config import Config
 from txl_jax.errors import RETRY
-from txl_jax.model.memory.kinds import choose_kind
+from txl_jax.model.memory import Memory
 from txl_jax.paper import memory_table
 from txl_jax.paper.options import BASE, KINDS, MemoryTask, TableConfig, base
 from txl_jax.update.state import abstract_params, parameter_count
@@ -102,7 +102,7 @@ def test_a_verdict_needs_three_seeds_and_a_difference_above_their_spread() -> No
 
 
 def test_the_state_of_a_stream_counts_all_arrays() -> None:
-    memory: Any = choose_kind(tiny.CONFIG).empty(1)
+    memory: Any = Memory.empty(tiny.CONFIG, 1)
     assert memory_table.state_bytes(tiny.CONFIG) == memory.h_NBMD.nbytes + 4
 
 

@@ -18,7 +18,7 @@ from tests.support.refusal import refused
 from txl_jax.config import Config
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.key_values import unstack
+from txl_jax.model.fixed import lay_out
 from txl_jax.paper import speed
 from txl_jax.paper.speed import (
     PAPER,
@@ -81,7 +81,7 @@ def test_a_window_predicts_the_token_after_it() -> None:
     params, tokens_BT = tiny.make_params(config), tiny.make_tokens(3, 7)
 
     def predict(params: Any, tokens_BT: Any) -> Any:
-        params = unstack(params)
+        params = lay_out(params)
         memory = window_memory(config, params, 3, 6)
         return last_nll(config, params, memory, tokens_BT[:, :-1], tokens_BT[:, -1])
 
@@ -104,7 +104,7 @@ def test_flops_of_windows_agree_with_the_compiler(clamp_len: int) -> None:
     whole = counted(lambda *args: whole_nll(config, *args), params, *[tokens_BW] * 2)
     assert B * flops["sliding"] == pytest.approx(whole, rel=0.04)
 
-    own = jax.eval_shape(unstack, params)
+    own = jax.eval_shape(lay_out, params)
     memory = jax.eval_shape(lambda p: window_memory(config, p, B, W), own)
     window = tokens_BW, jax.ShapeDtypeStruct((B,), np.int32)
     last = counted(lambda *args: last_nll(config, *args), own, memory, *window)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from tests import reference
 from tests.reference import Array, Params
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Layout
+from txl_jax.model.fixed import FixedTransformerXL
 from txl_jax.model.memory import Memory
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.mesh import make_mesh
@@ -86,20 +86,23 @@ def make_tokens(batch_size: int, length: int, seed: int = 1) -> Array:
 
 
 @functools.cache
-def compiled(
-    config: ModelConfig, method: Any, layout: Layout = "stacked"
-) -> Callable[..., Any]:
+def compiled(config: ModelConfig, method: str, is_fixed: bool) -> Callable[..., Any]:
     """Returns the model's method, compiled once per config for all tests."""
-    apply = functools.partial(TransformerXL(config, layout).apply, method=method)
+
+    def apply(params: Params, *args: Any, **more: Any) -> Any:
+        if is_fixed:
+            return getattr(FixedTransformerXL(config, params), method)(*args, **more)
+        model = TransformerXL(config)
+        return model.apply({"params": params}, *args, method=method, **more)
+
     return jax.jit(apply, static_argnames="segment_len")
 
 
 def apply(
-    config: ModelConfig, params: Any, *args: Any, method: Any = "__call__", **more: Any
+    config: ModelConfig, params: Any, *args: Any, method: str = "__call__", **more: Any
 ) -> Any:
-    """Returns (result, memory) of the model's method."""
-    layout: Layout = "stacked" if "layers" in params else "separate"
-    return compiled(config, method, layout)({"params": params}, *args, **more)
+    """Returns (result, memory) of the model's method, also for parameters laid out."""
+    return compiled(config, method, "layers" not in params)(params, *args, **more)
 
 
 def read(

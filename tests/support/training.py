@@ -12,7 +12,7 @@ import optax
 
 from tests.reference import Array, Params
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.kinds import choose_kind
+from txl_jax.model.memory import Memory
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.optim import Schedule
@@ -47,7 +47,7 @@ def train(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=jax.jit(optimizer.init)(params),
-        memory=choose_kind(config).empty(B),
+        memory=Memory.empty(config, B),
         rng=jax.random.key(0),
     )
     options = TrainConfig(

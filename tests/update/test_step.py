@@ -19,7 +19,6 @@ from tests.support import tiny
 from txl_jax.data.streams import Position, Streams
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
@@ -64,7 +63,7 @@ def make_state(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=jax.jit(optimizer.init)(params),
-        memory=choose_kind(model).empty(batch_size),
+        memory=Memory.empty(model, batch_size),
         rng=jax.random.key(0, impl=generator),
         average=Average(params, jnp.zeros((), jnp.int32)),
     )

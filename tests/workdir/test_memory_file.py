@@ -16,7 +16,7 @@ import txl_jax
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.kinds import choose_kind
+from txl_jax.model.memory import Memory
 
 TOKENS_BL = tiny.make_tokens(2, 12)
 
@@ -35,7 +35,7 @@ KINDS = [{}, tiny.FAST]
 def test_reading_goes_on(kind: dict[str, Any], mem_len: int, tmp_path: Path) -> None:
     """Every bit of a memory of two streams is kept, also of another length."""
     loaded = make_loaded(model := tiny.config(**kind))
-    memory = choose_kind(dataclasses.replace(model, mem_len=mem_len)).empty(2)
+    memory = Memory.empty(dataclasses.replace(model, mem_len=mem_len), 2)
     _, memory = tiny.apply(model, loaded.params, TOKENS_BL[:, :8], memory)
     txl_jax.save_memory(tmp_path / "memory", loaded, memory)
     again = txl_jax.load_memory(tmp_path / "memory", loaded)
@@ -52,9 +52,9 @@ def test_only_a_memory_of_the_model_is_saved(
     kind: dict[str, Any], tmp_path: Path
 ) -> None:
     loaded = make_loaded(model := tiny.config(**kind))
-    memory = choose_kind(model).empty(2)
-    deep = choose_kind(dataclasses.replace(model, n_layer=3)).empty(2)
-    other = choose_kind(tiny.config(**({} if kind else tiny.FAST))).empty(2)
+    memory = Memory.empty(model, 2)
+    deep = Memory.empty(dataclasses.replace(model, n_layer=3), 2)
+    other = Memory.empty(tiny.config(**({} if kind else tiny.FAST)), 2)
     wrong: Any
     for wrong in (None, 3, (TOKENS_BL, memory), deep, other):
         with refused("memory has arrays of shapes .* this model's .*: give"):
@@ -71,7 +71,7 @@ def test_only_a_memory_of_the_model_is_saved(
 def test_a_path_may_begin_with_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, memory = make_loaded(tiny.CONFIG), choose_kind(tiny.CONFIG).empty(1)
+    loaded, memory = make_loaded(tiny.CONFIG), Memory.empty(tiny.CONFIG, 1)
     monkeypatch.setenv("HOME", str(tmp_path))
     txl_jax.save_memory("~/memory", loaded, memory)
     tiny.assert_equal(txl_jax.load_memory("~/memory", loaded), memory)
@@ -83,7 +83,7 @@ def test_a_path_may_begin_with_the_home_folder(
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     loaded, file = make_loaded(tiny.CONFIG), tmp_path / "memory"
-    memory = choose_kind(tiny.CONFIG).empty(1)
+    memory = Memory.empty(tiny.CONFIG, 1)
     txl_jax.save_memory(file, loaded, memory)
     params = jax.tree.map(lambda x: x + 1e-6, loaded.params)
     with refused(f"{file} belongs to other parameters .* load the model"):

@@ -168,7 +168,7 @@ def compile_evaluation(config: Config, devices: list[jax.Device]) -> Compiled:
     params = like_params(config.model, mesh)
     reader = make_reader(config.model, config.eval, mesh)
     with jax.set_mesh(mesh):
-        params = lower.abstract_result(reader.unstack, params)
+        params = lower.abstract_result(reader.lay_out, params)
         memory = lower.abstract_result(reader.empty, params)
     segment = abstract_segments(mesh, 1, B, reader.tgt_len * reader.n_segments)
     return lower.compile_step_for(mesh, reader.step, memory, params, segment)

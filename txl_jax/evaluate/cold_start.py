@@ -24,16 +24,18 @@ from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fixed import FixedTransformerXL
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import OneSegment
-from txl_jax.model.txl import TransformerXL
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import host_rows
 
 
 @from_hidden
-def sum_streams(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Array:
+def sum_streams(
+    model: FixedTransformerXL, hidden_BLD: Array, segment: OneSegment
+) -> Array:
     """Returns nll_L, summed over the scored streams, of one segment."""
     nll_BL = model.embedding.nll(hidden_BLD, segment.targets_BL)
     return jnp.sum(nll_BL * segment.weights_BL, axis=0)
@@ -63,7 +65,7 @@ def measure(
         )
     model, S = evaluation_model(model_config, config), config.segments_per_step
     reader = Reader(model, sum_streams, B, L, mesh, n_segments=S)
-    params = reader.unstack(params)
+    params = reader.lay_out(params)
     sum_T = np.zeros(T)
     for first in range(0, P, B):
         end = min(first + B, P)

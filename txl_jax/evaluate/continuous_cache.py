@@ -23,8 +23,8 @@ from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.kernels.product import float32_product
 from txl_jax.kernels.xla import MASKED
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fixed import FixedTransformerXL
 from txl_jax.model.segment import OneSegment
-from txl_jax.model.txl import TransformerXL
 
 NONE = -1  # the target of an empty entry, and of padding
 
@@ -68,7 +68,7 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
     model_config = evaluation_model(model_config, config)
 
     def read_and_mix(
-        model: TransformerXL, state: Any, segment: OneSegment, segment_len: int
+        model: FixedTransformerXL, state: Any, segment: OneSegment, segment_len: int
     ) -> tuple[Array, Any]:
         memory, cache = state
         h_BLD, memory = read_hidden(model, memory, segment, segment_len)

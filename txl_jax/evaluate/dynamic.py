@@ -26,8 +26,7 @@ from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import run_calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import choose_kind
-from txl_jax.model.memory.protocol import MemoryLike
+from txl_jax.model.memory import Memory
 from txl_jax.model.segment import OneSegment, Segment, only
 from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.programs import Program
@@ -36,7 +35,7 @@ from txl_jax.update.step import nll_sum
 
 EPSILON = 1e-3
 
-Carry = tuple[Params, MemoryLike]  # parameters, or arrays of the same shapes
+Carry = tuple[Params, Memory]  # parameters, or arrays of the same shapes
 
 
 class Rule(NamedTuple):
@@ -56,8 +55,8 @@ def model_without_dropout(model_config: ModelConfig, config: EvalConfig) -> Mode
 
 
 def gradient(
-    config: ModelConfig, params: Params, memory: MemoryLike, segment: OneSegment
-) -> tuple[Params, Array, MemoryLike]:
+    config: ModelConfig, params: Params, memory: Memory, segment: OneSegment
+) -> tuple[Params, Array, Memory]:
     """Returns (gradient of the mean nll, summed nll, memory) of one segment."""
     nll_of = functools.partial(nll_sum, TransformerXL(config))
     grad = jax.value_and_grad(nll_of, has_aux=True)
@@ -94,7 +93,7 @@ def beside_memory(
     config: ModelConfig, params: Params, copy: Callable[[Array], Array]
 ) -> Carry:
     """Returns (a copy of the parameters, the empty memory of one stream)."""
-    start = jax.jit(lambda x: (jax.tree.map(copy, x), choose_kind(config).empty(1)))
+    start = jax.jit(lambda x: (jax.tree.map(copy, x), Memory.empty(config, 1)))
     return start(params)
 
 

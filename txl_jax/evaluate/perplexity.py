@@ -16,9 +16,9 @@ from txl_jax.evaluate.dynamic import Adaptation
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fixed import FixedTransformerXL
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import OneSegment, Segment
-from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import host_rows
 
@@ -35,7 +35,9 @@ def make_reader(model_config: ModelConfig, config: EvalConfig, mesh: Mesh) -> Re
     L = config.tgt_len
 
     @from_hidden
-    def sum_nll(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Array:
+    def sum_nll(
+        model: FixedTransformerXL, hidden_BLD: Array, segment: OneSegment
+    ) -> Array:
         targets_BL, weights_BL = segment.targets_BL, segment.weights_BL
         if config.ext_len:
             place_BL = jnp.arange(L) + segment.length_B[:, None] - L

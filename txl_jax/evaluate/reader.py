@@ -15,33 +15,33 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.evaluate.grouping import count_segments, window_tokens
-from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fixed import FixedTransformerXL, lay_out
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import choose_kind
-from txl_jax.model.memory.protocol import AnyMemory
+from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.segment import OneSegment, Segment, only
-from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.programs import Program
 from txl_jax.sharding.rules import letters, place_segments, shardings
 
 AHEAD = 2  # calls that wait for the devices
 Outputs = Any  # a pytree of arrays
 # Reads a segment, or several joined segments of segment_len tokens (`join_calls`):
-# (bound model, memory, segment, segment_len) -> (outputs, memory).
-ReadSegment = Callable[[TransformerXL, Any, OneSegment, int], tuple[Outputs, Any]]
-# Computes the output of one segment: (bound model, hidden_BLD, segment) -> output.
-Output = Callable[[TransformerXL, Array, OneSegment], Outputs]
+# (model, memory, segment, segment_len) -> (outputs, memory).
+ReadSegment = Callable[[FixedTransformerXL, Any, OneSegment, int], tuple[Outputs, Any]]
+# Computes the output of one segment: (model, hidden_BLD, segment) -> output.
+Output = Callable[[FixedTransformerXL, Array, OneSegment], Outputs]
 
 
 def from_hidden(output: Output) -> ReadSegment:
     """Decorates a function of a segment's hidden states, so that it reads segments."""
 
     def read_segment(
-        model: TransformerXL, memory: AnyMemory, segment: OneSegment, segment_len: int
-    ) -> tuple[Outputs, AnyMemory]:
-        hidden_BLD, memory = calls.read_segments(
-            model,
+        model: FixedTransformerXL,
+        memory: KeyValueMemory,
+        segment: OneSegment,
+        segment_len: int,
+    ) -> tuple[Outputs, KeyValueMemory]:
+        hidden_BLD, memory = model(
             segment.inputs_BL,
             memory,
             first_BL=segment.first_BL,
@@ -97,7 +97,7 @@ class Reader:
 
     n_segments are computed together (`grouping.count_segments`; 0 = chosen). `extra`
     returns the initial value of what `read_segment` carries beside the memory, as
-    (memory, value). Call `unstack` once, outside every loop.
+    (memory, value). Call `lay_out` once, outside every loop.
     """
 
     def __init__(
@@ -115,25 +115,21 @@ class Reader:
         W = window_tokens(config, S, B, L, mesh)
         self.config, self.tgt_len, self.mesh = config, L, mesh
         self.n_segments = S
-        model, lay_out = calls.fixed_model(config)
-        kind = choose_kind(config)
 
         def empty(params: Params) -> Any:
-            memory: Any = kind.empty_fixed(params, B, S * L, W)
-            memory = (memory, extra()) if extra else memory
+            empty = KeyValueMemory.empty(config, params, B, S * L, window_len=W)
+            memory = (empty, extra()) if extra else empty
             if mesh is None:
                 return memory
             places = shardings(mesh, letters(memory))
             return jax.lax.with_sharding_constraint(memory, places)
 
         def step(memory: Any, params: Params, segments: Segment) -> tuple[Any, Outputs]:
-            one, variables = only(segments), {"params": params}
-            outputs, memory = model.apply(
-                variables, memory, one, L, method=read_segment
-            )
+            model = FixedTransformerXL(config, params)
+            outputs, memory = read_segment(model, memory, only(segments), L)
             return memory, outputs
 
-        self.unstack = jax.jit(lay_out)
+        self.lay_out = jax.jit(lay_out)
         # Unused parameters are kept, so that the memory is on their devices.
         self.empty = jax.jit(empty, keep_unused=True)
         # Donating the memory saves nothing: it moves by a segment, out of place.
@@ -141,22 +137,22 @@ class Reader:
 
     def prepare(self, params: Params, segments: Iterable[Segment]) -> None:
         """Compiles the program of `read` for these parameters and segments."""
-        params = self.unstack(params)
+        params = self.lay_out(params)
         self.step.compile(self.empty(params), params, next(self.place(segments)))
 
     def read(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
         """Yields the outputs of every call, for stacked parameters."""
-        return self.outputs(self.unstack(params), segments)
+        return self.outputs(self.lay_out(params), segments)
 
     def outputs(self, params: Params, segments: Iterable[Segment]) -> Iterator[Outputs]:
-        """Yields the outputs of every call, for unstacked parameters."""
+        """Yields the outputs of every call, for parameters laid out."""
         calls = self.run(self.empty(params), params, segments)
         return (outputs for _, outputs in calls)
 
     def run(
         self, memory: Any, params: Params, segments: Iterable[Segment]
     ) -> Iterator[tuple[Any, Outputs]]:
-        """Yields (memory, outputs) of every call, for unstacked parameters."""
+        """Yields (memory, outputs) of every call, for parameters laid out."""
         return run_calls(self.step, memory, params, self.place(segments))
 
     def place(self, segments: Iterable[Segment]) -> Iterator[Segment]:

@@ -24,11 +24,10 @@ from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.kernels.sharded import replicate
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fixed import FixedTransformerXL
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.positions import SCHEMES
 from txl_jax.model.segment import OneSegment, Segment
-from txl_jax.model.txl import TransformerXL
 
 # The fields of EvalConfig that scores depend on.
 EVAL_FIELDS = "tgt_len mem_len ext_len clamp_len same_length reset_memory_at".split()
@@ -37,7 +36,7 @@ BATCH_TOKENS = 2**16  # of the texts that are arranged together, or of one text
 Places = Mapping[int, tuple[int, int]]  # the stream and first token of texts, by number
 Results = dict[str, np.ndarray]  # by name, as in RESULTS
 # The results after each token: (bound model, hidden_BLD, segment) -> array [B, L, ..].
-RESULTS: dict[str, Callable[[TransformerXL, Array, OneSegment], Array]] = {
+RESULTS: dict[str, Callable[[FixedTransformerXL, Array, OneSegment], Array]] = {
     "nll": lambda model, x_BLD, segment: model.embedding.nll(x_BLD, segment.targets_BL),
     "hidden": lambda model, hidden_BLD, segment: hidden_BLD,
 }
@@ -90,7 +89,7 @@ class TextReader:
 
         @from_hidden
         def compute(
-            model: TransformerXL, hidden_BLD: Array, segment: OneSegment
+            model: FixedTransformerXL, hidden_BLD: Array, segment: OneSegment
         ) -> dict[str, Array]:
             # Every process reads all results.
             return {x: replicate(RESULTS[x](model, hidden_BLD, segment)) for x in names}
@@ -103,7 +102,7 @@ class TextReader:
         )
         scheme = SCHEMES[model_config.position]
         # Whether a text may share a stream with others.
-        self.share = choose_kind(self.model_config).restarts and not (
+        self.share = self.model_config.initial_memory == "empty" and not (
             config.ext_len or scheme.embeddings or scheme.inputs
         )
         # Raises the errors of later calls.

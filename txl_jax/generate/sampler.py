@@ -7,7 +7,6 @@ newest tokens is read again for every token, as in the paper's vanilla model (se
 Dims: B prompts, L segment or window, T tokens.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,13 +21,11 @@ from txl_jax.evaluate.grouping import count_segments
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.reader import Reader
 from txl_jax.generate.options import GenerateConfig, generation_model
-from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fixed import FixedTransformerXL, lay_out
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import choose_kind
-from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
+from txl_jax.model.ring import RingMemory
 from txl_jax.model.segment import Segment
-from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.programs import Program
 
 # A lower temperature counts as 0: divided by it, logits overflow, and no noise changes
@@ -52,7 +49,7 @@ class Context(NamedTuple):
     """The inputs for predicting the next token."""
 
     token_B: Array  # the newest tokens
-    memory: MemoryLike
+    memory: Any  # of keys and values; while sampling with a memory, rings
     window_BL: Array
     length_B: Array  # tokens in the window
 
@@ -121,10 +118,8 @@ class Sampler:
         self.every = every or EVERY
         self.config = model = generation_model(model_config, config)
         self.options, self.vocab_size, self.batch_size = config, vocab_size, batch_size
-        self.kind = choose_kind(model)
         self.window = 0 if model.mem_len else reading.window
         self.reader = self._make_reader(longest - 1, *reading)
-        self.model, lay_out = fixed_model(model)
         self.params = jax.jit(lay_out)(params)
         self.begin = Program("the memory", self._begin)
         self.draw = Program("the sampler", self._draw, carries=True, donates=True)
@@ -172,7 +167,7 @@ class Sampler:
     def _begin(self, params: Params, context: Context) -> Context:
         if self.window:
             return context
-        memory = self.kind.one_token(params, context.memory)
+        memory = RingMemory.of(self.config, params, context.memory)
         return context._replace(memory=memory)
 
     def _draw(
@@ -199,10 +194,10 @@ class Sampler:
 
     def predict(self, params: Params, context: Context) -> tuple[Array, Context]:
         """Reads the newest token; returns (log_probs_BV after it, the context)."""
-        apply: Any = functools.partial(self.model.apply, {"params": params})
+        model = FixedTransformerXL(self.config, params)
         token_B, memory, window_BL, length_B = context
         if not self.window:
-            log_probs_B1V, memory = apply(token_B[:, None], memory, method="logits")
+            log_probs_B1V, memory = model.logits(token_B[:, None], memory)
             return log_probs_B1V[:, 0], context._replace(memory=memory)
         B, L = window_BL.shape
         full_B1 = (length_B == L)[:, None]
@@ -210,17 +205,10 @@ class Sampler:
         place_B = jnp.minimum(length_B, L - 1)
         window_BL = window_BL.at[jnp.arange(B), place_B].set(token_B)
         length_B = place_B + 1
-        log_probs_BV, _ = apply(window_BL, memory, length_B, method=predict_last)
+        hidden_BLD, _ = model(window_BL, memory, length_B=length_B)
+        last_B1D = reader.last(hidden_BLD, length_B)
+        log_probs_BV = model.embedding.log_probs(last_B1D)[:, 0]
         return log_probs_BV, Context(token_B, memory, window_BL, length_B)
-
-
-def predict_last(
-    model: TransformerXL, tokens_BL: Array, memory: AnyMemory, length_B: Array
-) -> tuple[Array, AnyMemory]:
-    """Returns (the log-probabilities after each stream's last real token, memory)."""
-    hidden_BLD, memory = model(tokens_BL, memory, length_B=length_B)
-    last_B1D = reader.last(hidden_BLD, length_B)
-    return model.embedding.log_probs(last_B1D)[:, 0], memory
 
 
 def pad_prompts(

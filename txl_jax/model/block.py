@@ -7,10 +7,12 @@ from jax.ad_checkpoint import checkpoint_name
 from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
+from txl_jax.model.fast_weights import LayerWeights
 from txl_jax.model.gate import add_residual
-from txl_jax.model.initializers import Layout, feature_norm, maker
+from txl_jax.model.initializers import feature_norm, maker
+from txl_jax.model.interval import Call
 from txl_jax.model.linear import Linear
-from txl_jax.model.memory.protocol import Kept, LayerMemory
+from txl_jax.model.memory import LayerMemory
 from txl_jax.model.positions import SCHEMES
 
 # For gated feed-forwards; the GELU is approximated by tanh.
@@ -25,7 +27,6 @@ class FeedForward(nn.Module):
     """
 
     config: ModelConfig
-    layout: Layout = "stacked"
 
     @nn.compact
     def __call__(self, h_BLD: Array) -> Array:
@@ -33,9 +34,9 @@ class FeedForward(nn.Module):
         config = self.config
         sizes = {"D": config.d_model, "F": config.hidden_size}
 
-        def linear(name: str, letters: str, source: str, target: str) -> Linear:
+        def linear(name: str, letters: str) -> Linear:
+            subscripts = f"BL{letters[0]},{letters}->BL{letters[1]}"
             shape = sizes[letters[0]], sizes[letters[1]]
-            subscripts = f"BL{source},{letters}->BL{target}"
             return Linear(config, subscripts, shape, letters, name=name)
 
         def drop(x: Array, relu: bool = False) -> Array:
@@ -44,16 +45,14 @@ class FeedForward(nn.Module):
         norm = feature_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
         # Also named before the ReLU: without dropout its backward pass uses this.
-        x_BLF = checkpoint_name(linear("in", "DF", "D", "F")(x_BLD), "hidden")
+        x_BLF = checkpoint_name(linear("in", "DF")(x_BLD), "hidden")
         if config.gated:
             activation = ACTIVATIONS[config.feed_forward]
-            gate_BLF = activation(linear("gate", "DF", "D", "F")(x_BLD))
+            gate_BLF = activation(linear("gate", "DF")(x_BLD))
             x_BLF = drop(gate_BLF * x_BLF)
         else:
             x_BLF = drop(x_BLF, relu=True)
-        stacked = self.layout == "stacked"
-        name, letters = ("out", "FD") if stacked else ("out_DF", "DF")
-        out_BLD = drop(linear(name, letters, "F", "D")(x_BLF))
+        out_BLD = drop(linear("out", "FD")(x_BLF))
         return add_residual(config, norm, h_BLD, out_BLD)
 
 
@@ -61,20 +60,22 @@ class Block(nn.Module):
     """One layer; in training the body of a scan over layers."""
 
     config: ModelConfig
-    layout: Layout = "stacked"
 
     @nn.compact
     def __call__(
         self,
         h_BLD: Array,
-        layer: LayerMemory,
-        oldest_BL: Array,
-        biases: dict[str, Array] | None = None,
-        R_RD: Array | None = None,
-    ) -> tuple[Array, Kept]:
-        """Returns (the layer's output, what its memory keeps); see `Attention`."""
+        memory: LayerMemory,
+        biases: dict[str, Array],
+        call: Call,
+        R_RD: Array | None,
+    ) -> tuple[Array, tuple[Array, LayerWeights | None]]:
+        """Returns (the layer's output, (its input, its new fast weights)).
+
+        For the arguments see `Attention`.
+        """
         if make_inputs := SCHEMES[self.config.position].inputs:
             h_BLD += make_inputs(self.config, maker(self), h_BLD.shape[1])
-        attention = Attention(self.config, self.layout, name="attention")
-        h_BLD, kept = attention(h_BLD, layer, oldest_BL, biases, R_RD)
-        return FeedForward(self.config, self.layout, name="feed_forward")(h_BLD), kept
+        attention = Attention(self.config, name="attention")
+        x_BLD, fast = attention(h_BLD, memory, biases, call, R_RD)
+        return FeedForward(self.config, name="feed_forward")(x_BLD), (h_BLD, fast)

@@ -12,7 +12,7 @@ F feed-forward, V vocabulary.
 import numpy as np
 
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.fast_weights import fast_products
+from txl_jax.model.fast_weights import fast_products
 from txl_jax.model.positions import distances
 
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,8 +13,6 @@ from txl_jax.model.config import ModelConfig
 
 # The arrays of a model by module and name, or their gradients, shapes or shardings.
 Params = dict[str, Any]
-# The layout of the layers' parameters: see `TransformerXL`.
-Layout = Literal["stacked", "separate"]
 Initializer = Callable[..., Any]  # (key, shape, dtype) -> boxed array
 # Creates or reads a parameter of a layer: (name, letters, shape) -> array.
 MakeWeight = Callable[[str, str, tuple[int, ...]], Array]

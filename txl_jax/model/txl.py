@@ -12,44 +12,34 @@ from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
 from txl_jax.model.dropout import Dropout
-from txl_jax.model.initializers import Layout, initial, keep_sums
-from txl_jax.model.memory.interval import count_keys, find_oldest
-from txl_jax.model.memory.kinds import choose_kind
-from txl_jax.model.memory.protocol import AnyMemory, Call, Kept
+from txl_jax.model.initializers import initial, keep_sums
+from txl_jax.model.interval import start_call
+from txl_jax.model.memory import Memory
 from txl_jax.model.positions import SCHEMES
 
 
 class TransformerXL(nn.Module):
-    """The model of section 3.
+    """The model of section 3; `fixed.FixedTransformerXL` is the same, to read only.
 
     Dropout is active exactly when a `dropout` rng is passed. The memory's length comes
     from its shape, so it may change without new parameters.
-
-    layout: "stacked" parameters, which the layers are scanned over, or "separate" ones
-        for each layer, as `calls.fixed_model` lays them out; the memory is then a
-        `KeyValueMemory` or, for one token at a time, a `RingMemory`.
     """
 
     config: ModelConfig
-    layout: Layout = "stacked"
 
     def setup(self) -> None:
         """Creates the layers, the embedding, and the biases outside the layers."""
-        config, self.kind = self.config, choose_kind(self.config)
-        if self.layout == "separate":
-            layers = range(config.n_layer)
-            self.layers: Any = [Block(config, self.layout) for _ in layers]
-        else:
-            self.layers = nn.scan(
-                rematerialize(Block, config),
-                variable_axes={"params": 0},
-                split_rngs={"params": True, "dropout": True},
-                # layer, oldest_BL, biases, R_RD
-                in_axes=(0, nn.broadcast, 0, nn.broadcast),
-                length=config.n_layer,
-                unroll=count_unrolled(config),
-                metadata_params={nn.PARTITION_NAME: "N"},
-            )(config)
+        config = self.config
+        self.layers = nn.scan(
+            rematerialize(Block, config),
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            # memory, biases, call, R_RD
+            in_axes=(0, 0, nn.broadcast, nn.broadcast),
+            length=config.n_layer,
+            unroll=count_unrolled(config),
+            metadata_params={nn.PARTITION_NAME: "N"},
+        )(config)
         self.embedding = EmbeddingAndSoftmax(config)
         self.scheme = SCHEMES[config.position]
         self.biases = {name: self._make_bias(name) for name in self.scheme.biases}
@@ -68,67 +58,53 @@ class TransformerXL(nn.Module):
     def __call__(
         self,
         tokens_BL: Array,
-        memory: AnyMemory,
+        memory: Memory,
         *,
         first_BL: Array | None = None,
         length_B: Array | None = None,
-    ) -> tuple[Array, AnyMemory]:
-        """Returns (hidden_BLD, memory) after a segment; `calls` reads several.
+        segment_len: int = 0,
+    ) -> tuple[Array, Memory]:
+        """Returns (hidden_BLD, memory) after one segment, or several together.
 
         first_BL (bool): a document starts at this token and sees nothing before it;
             with initial_memory = "zeros", one that starts with the segment sees zeros.
         length_B: the number of real tokens per stream (default: all). The others are
             padding at the right end, which never enters the memory.
+        segment_len: if above 0, the L tokens are segments of segment_len. The results
+            equal those of one call per segment, because layer n of a segment reads only
+            layer n - 1 of earlier ones. Not for absolute positions, nor for documents
+            with initial_memory = "zeros".
         """
-        h_BLD = self.enter(self.embedding.embed(jnp.asarray(tokens_BL)))
-        h_BLD, memory = self.advance(h_BLD, memory, first_BL, length_B)
-        return self.drop_rows(h_BLD), memory
+        h_BLD = self.embedding.embed(jnp.asarray(tokens_BL))
+        return self.read_inputs(
+            h_BLD, memory, first_BL=first_BL, length_B=length_B, segment_len=segment_len
+        )
 
-    def enter(self, h_BLD: Array) -> Array:
-        """Returns the first layer's input, given embeddings."""
+    def read_inputs(
+        self, inputs_BLD: Array, memory: Memory, **segment: Any
+    ) -> tuple[Array, Memory]:
+        """Returns (hidden_BLD, memory) of embeddings instead of tokens.
+
+        A model that is initialized with these has no parameters for tokens; its
+        vocab_size may be 0. `**segment`: the keyword arguments of `__call__`.
+        """
+        config, dtype, L = self.config, self.config.compute_dtype, inputs_BLD.shape[1]
+        memory, call = start_call(config, memory, L, **segment)
+        h_BLD = inputs_BLD.astype(dtype)
         if self.scheme.embeddings:
-            position_LD = self.scheme.embeddings(self.config, h_BLD.shape[1])
-            h_BLD += position_LD.astype(self.config.compute_dtype)
-        return self.drop_rows(h_BLD)
-
-    def advance(
-        self,
-        h_BLD: Array,
-        memory: Any,
-        first_BL: Array | None,
-        length_B: Array | None,
-        segment_len: int = 0,
-    ) -> tuple[Array, Any]:
-        """Returns (the last layer's output, memory); segment_len: as in `calls`."""
-        kind, M, L = self.kind, memory.mem_len, h_BLD.shape[1]
-        memory, first_BL = kind.begin(memory, first_BL)
-        keys = count_keys(self.config, M)
-        oldest_BL = find_oldest(memory.filled_B, first_BL, M, L, keys, segment_len)
-        opened = kind.open(memory, Call(L, first_BL, length_B))
-        h_BLD, kept = self.run_layers(h_BLD, opened.layers, oldest_BL, M)
-        return h_BLD, opened.append(kept, length_B, first_BL)
-
-    def run_layers(
-        self, h_BLD: Array, layers: Any, oldest_BL: Array, M: int
-    ) -> tuple[Array, Kept]:
-        """Returns (the last layer's output, what the memory keeps of all layers)."""
-        if self.layout == "separate":
-            entries = []
-            for block, layer in zip(self.layers, layers, strict=True):
-                h_BLD, kept = block(h_BLD, layer, oldest_BL)
-                entries.append(kept)
-            return h_BLD, entries
-        dtype = self.config.compute_dtype
+            h_BLD += self.scheme.embeddings(config, L).astype(dtype)
+        h_BLD = self.drop_rows(h_BLD)
         biases = jax.tree.map(lambda bias_NHA: bias_NHA.astype(dtype), self.biases)
         R_RD = None
         if self.scheme.encoding:
-            K = M + h_BLD.shape[1]
-            R_RD = self.drop_R(self.scheme.encoding(self.config, K).astype(dtype))
-        return self.layers(h_BLD, layers, oldest_BL, biases, R_RD)
+            R_RD = self.scheme.encoding(config, memory.mem_len + L)
+            R_RD = self.drop_R(R_RD.astype(dtype))
+        h_BLD, (h_NBLD, fast) = self.layers(h_BLD, memory.layers, biases, call, R_RD)
+        return self.drop_rows(h_BLD), memory.append(h_NBLD, call, fast)
 
     def nll(
-        self, tokens_BL: Array, targets_BL: Array, memory: AnyMemory, **segment: Any
-    ) -> tuple[Array, AnyMemory]:
+        self, tokens_BL: Array, targets_BL: Array, memory: Memory, **segment: Any
+    ) -> tuple[Array, Memory]:
         """Returns (nll_BL in nats, in token order, memory); nll is -log p(target).
 
         `**segment`: the keyword arguments of `__call__`.
@@ -137,8 +113,8 @@ class TransformerXL(nn.Module):
         return self.embedding.nll(hidden_BLD, targets_BL), memory
 
     def logits(
-        self, tokens_BL: Array, memory: AnyMemory, **segment: Any
-    ) -> tuple[Array, AnyMemory]:
+        self, tokens_BL: Array, memory: Memory, **segment: Any
+    ) -> tuple[Array, Memory]:
         """Returns (logits_BLV, memory); logits are normalized log-probabilities.
 
         `**segment`: the keyword arguments of `__call__`.

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import matplotlib
@@ -43,11 +42,12 @@ from txl_jax.errors import UserError
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.reader import Reader
 from txl_jax.kernels import xla
+from txl_jax.kernels.dispatch import choose_kernel
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.key_values import KeyValueMemory
+from txl_jax.model.fixed import FixedTransformerXL
+from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.segment import OneSegment
-from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import say
 from txl_jax.report.plots import empty, finish
 from txl_jax.runtime.storage import Json, replacing, write_atomically
@@ -96,18 +96,17 @@ class Tally(NamedTuple):
 
 
 def read_attended(
-    model: TransformerXL, memory: KeyValueMemory, segment: OneSegment
+    model: FixedTransformerXL, memory: KeyValueMemory, segment: OneSegment
 ) -> tuple[Operands, KeyValueMemory]:
     """Returns (operands of all layers' attention [N, ..], memory) of one segment."""
     layers: list[Operands] = []
 
-    def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        if context.method_name == "run_kernel":  # of Attention
-            layers.extend(args)
-        return call(*args, **kwargs)
+    def record(operands: Operands) -> Array:
+        layers.append(operands)
+        return choose_kernel(model.config.kernel, operands)(operands)
 
-    with nn.intercept_methods(record):
-        _, memory = reader.from_hidden(lambda *_: None)(model, memory, segment, 0)
+    read = reader.from_hidden(lambda *_: None)
+    _, memory = read(model._replace(kernel=record), memory, segment, 0)
     return jax.tree.map(lambda *x: jnp.stack(x), *layers), memory
 
 
@@ -194,7 +193,7 @@ def make_maps(loaded: Loaded, tokens: np.ndarray) -> Maps:
         )
 
     def tally_layers(
-        model: TransformerXL,
+        model: FixedTransformerXL,
         memory: KeyValueMemory,
         segment: OneSegment,
         segment_len: int,

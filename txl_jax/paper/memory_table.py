@@ -20,7 +20,7 @@ from txl_jax.config import load as load_experiment
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.fields import Values
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.kinds import choose_kind
+from txl_jax.model.memory import Memory
 from txl_jax.paper import comparison
 from txl_jax.paper.comparison import Measured
 from txl_jax.paper.options import (
@@ -141,7 +141,7 @@ def costs(loaded: Loaded, row: Config, folder: Path) -> Json:
 
 def state_bytes(model: ModelConfig) -> int:
     """Returns the bytes that a stream keeps between segments."""
-    memory = jax.eval_shape(lambda: choose_kind(model).empty(1))
+    memory = jax.eval_shape(lambda: Memory.empty(model, 1))
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(memory))
 
 

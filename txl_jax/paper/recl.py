@@ -34,9 +34,9 @@ from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.evaluate.reader import Reader
 from txl_jax.fields import Values
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
+from txl_jax.model.fixed import FixedTransformerXL
 from txl_jax.model.initializers import Params
 from txl_jax.model.segment import OneSegment, Segment
-from txl_jax.model.txl import TransformerXL
 from txl_jax.paper.options import ReclConfig
 from txl_jax.report.log import aligned, say
 from txl_jax.report.plots import empty, save
@@ -178,7 +178,9 @@ def spread(tokens: int, longest: int, count: int) -> np.ndarray:
 
 
 @reader.from_hidden
-def last_nll(model: TransformerXL, hidden_BLD: Array, segment: OneSegment) -> Array:
+def last_nll(
+    model: FixedTransformerXL, hidden_BLD: Array, segment: OneSegment
+) -> Array:
     """Returns the nll of each stream's last target, nll_B, of one segment."""
     length_B = segment.length_B
     last_B1D = reader.last(hidden_BLD, length_B)
@@ -228,7 +230,7 @@ def make_context_nll(
         S = 1 if model_config.initial_memory == "zeros" else n_segments
         return Reader(model_config, last_nll, B, L, mesh, n_segments=S)
 
-    fixed = make_reader(config.tgt_len, 1).unstack(params)
+    fixed = make_reader(config.tgt_len, 1).lay_out(params)
 
     def nll(
         tokens: np.ndarray,

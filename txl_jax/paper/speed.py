@@ -20,7 +20,6 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -34,13 +33,12 @@ from txl_jax.data.streams import Streams
 from txl_jax.errors import UserError
 from txl_jax.evaluate.options import EvalConfig, evaluation_model, parse_sweep
 from txl_jax.evaluate.perplexity import make_reader
-from txl_jax.model.calls import fixed_model
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fixed import FixedTransformerXL
 from txl_jax.model.flops import positionwise_products, vocabulary_products
 from txl_jax.model.initializers import Params
+from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
-from txl_jax.model.memory.key_values import KeyValueMemory
-from txl_jax.model.memory.kinds import choose_kind
 from txl_jax.model.positions import distances
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import say
@@ -210,21 +208,19 @@ def last_nll(
     tokens_BW: Array,
     target_B: Array,
 ) -> Array:
-    """Returns the nll of the token after each window, nll_B; `params` are unstacked.
+    """Returns the nll of the token after each window, nll_B; `params` are laid out.
 
     The last token reads the others from a memory, initially `window_memory`, so the
     compiler removes the others' queries in the last layer.
     """
-    (model, _), before = fixed_model(config), tokens_BW.shape[1] - 1
-    read: Any = model.apply({"params": params}, tokens_BW[:, :-1], memory)
+    model, before = FixedTransformerXL(config, params), tokens_BW.shape[1] - 1
+    _, after = model(tokens_BW[:, :-1], memory)
     start_B, filled_B = jnp.ones_like(target_B), jnp.full_like(target_B, before)
     layers = tuple(
-        dataclasses.replace(layer, start_B=start_B) for layer in read[1].layers
+        dataclasses.replace(layer, start_B=start_B) for layer in after.layers
     )
     memory = KeyValueMemory(layers, filled_B, before)
-    nll_B1, _ = model.apply(
-        {"params": params}, tokens_BW[:, -1:], target_B[:, None], memory, method="nll"
-    )
+    nll_B1, _ = model.nll(tokens_BW[:, -1:], target_B[:, None], memory)
     return nll_B1[:, 0]
 
 
@@ -239,9 +235,9 @@ def make_ways(
     model_config: ModelConfig, config: EvalConfig, params: Params, mesh: Mesh
 ) -> dict[str, Way]:
     """Compiles the three ways over a random text, with W = config.mem_len."""
-    if (kind := choose_kind(model_config)).field:
+    if model_config.fast_weights:
         raise UserError(
-            f"{kind.setting}: --mode=speed supports only the paper's memory"
+            "model.fast_weights: --mode=speed supports only the paper's memory"
         )
     B, L, W = config.streams, config.tgt_len, config.mem_len
     filling = -(-W // L)  # segments that fill the memory
@@ -256,7 +252,7 @@ def make_ways(
     whole = Program("whole windows", functools.partial(whole_nll, dense))
     last = Program("windows", functools.partial(last_nll, tiled))
     reader = make_reader(model_config, config, mesh)
-    own = reader.unstack(params)
+    own = reader.lay_out(params)
     memory = jax.jit(lambda params: window_memory(tiled, params, B, W))(own)
     outputs = reader.outputs(own, Streams(text_T, B, L).epoch())
     for _ in range(filling):

@@ -22,8 +22,8 @@ from txl_jax.data.options import SPLITS
 from txl_jax.data.streams import Streams
 from txl_jax.evaluate import reader
 from txl_jax.evaluate.options import evaluation_model
+from txl_jax.model.fixed import FixedTransformerXL
 from txl_jax.model.segment import OneSegment
-from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.storage import Json, write_atomically
 from txl_jax.workdir.load import Loaded
 
@@ -152,7 +152,7 @@ TEXTS = {task.kind: task for task in (Copying, Recall, MultiQuery)}
 
 @reader.from_hidden
 def count_segment(
-    model: TransformerXL, hidden_BLD: Array, segment: OneSegment
+    model: FixedTransformerXL, hidden_BLD: Array, segment: OneSegment
 ) -> Array:
     """Returns [answers, right answers, their nll in nats] of one segment."""
     log_probs_BLV = model.embedding.log_probs(hidden_BLD)

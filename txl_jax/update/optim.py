@@ -216,10 +216,10 @@ def _choose_part(params: Params) -> Params:
 
 
 class Momentum(NamedTuple):
-    """A running mean of `count` (int32) gradients."""
+    """A running mean of gradients, and their number (int32)."""
 
     mu: Params
-    count: Array  # type: ignore[assignment]  # a tuple has a method `count`
+    number: Array
 
 
 MOMENTUM = 0.95
@@ -240,12 +240,12 @@ def scale_by_muon(dtype: DTypeLike) -> optax.GradientTransformation:
         grads: Params, state: Momentum, params: Params | None = None
     ) -> tuple[Params, Momentum]:
         mu = optax.tree.update_moment(grads, state.mu, MOMENTUM, 1)
-        count = state.count + 1
-        grads = optax.tree.bias_correction(grads, MOMENTUM, count)
-        mean = optax.tree.bias_correction(mu, MOMENTUM, count + 1)
+        number = state.number + 1
+        grads = optax.tree.bias_correction(grads, MOMENTUM, number)
+        mean = optax.tree.bias_correction(mu, MOMENTUM, number + 1)
         ahead = optax.tree.update_moment(grads, mean, MOMENTUM, 1)
         scale = functools.partial(orthogonalize, dtype=dtype)
-        return jax.tree.map(scale, ahead), Momentum(mu, count)
+        return jax.tree.map(scale, ahead), Momentum(mu, number)
 
     return optax.GradientTransformation(init, update)
 

@@ -15,8 +15,7 @@ from jax.sharding import Mesh
 
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import choose_kind
-from txl_jax.model.memory.protocol import MemoryLike
+from txl_jax.model.memory import Memory
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import Tree, abstract, letters, sharding, shardings
@@ -42,7 +41,7 @@ class TrainState:
     step: Array
     params: Params
     opt_state: optax.OptState
-    memory: MemoryLike
+    memory: Memory
     rng: Array
     average: Any = ()
     skipped_in_row: Array = flax.struct.field(
@@ -92,7 +91,7 @@ def init_params(config: ModelConfig, key: Array) -> Params:
     tokens_BL = jnp.zeros((1, 1), jnp.int32)
     # The parameters do not depend on the kernel, and "xla" runs on every device.
     model = TransformerXL(dataclasses.replace(config, kernel="xla"))
-    memory = choose_kind(config).empty(1)
+    memory = Memory.empty(config, 1)
     return model.init(key, tokens_BL, tokens_BL, memory, method="nll")["params"]
 
 
@@ -147,7 +146,7 @@ def init_state(
             step=jnp.zeros((), jnp.int32),
             params=params,
             opt_state=optimizer.init(params),
-            memory=choose_kind(config).empty(batch_size),
+            memory=Memory.empty(config, batch_size),
             rng=key_run,
             average=Average(params, jnp.zeros((), jnp.int32)) if averages else (),
         )

@@ -20,11 +20,9 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from txl_jax.model import calls
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.initializers import Params
-from txl_jax.model.memory.kinds import choose_kind
-from txl_jax.model.memory.protocol import AnyMemory, MemoryLike
+from txl_jax.model.memory import Memory
 from txl_jax.model.segment import OneSegment, Segment, join, only
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import Tree, letters
@@ -54,9 +52,9 @@ class Sums(NamedTuple):
     grads: Params
 
 
-Carry = tuple[Sums, MemoryLike]
+Carry = tuple[Sums, Memory]
 # (memory, segment, key) -> ((nll, (tokens, memory)), gradients), as `nll_sum`
-Differentiate = Callable[[MemoryLike, OneSegment, Array], Any]
+Differentiate = Callable[[Memory, OneSegment, Array], Any]
 
 
 def make_updater(
@@ -156,7 +154,7 @@ class TrainStep:
 
     def skip(self, state: TrainState, *_: object) -> TrainState:
         """Returns the state with an empty memory."""
-        fresh = choose_kind(self.model.config).empty(len(state.memory.filled_B))
+        fresh = Memory.empty(self.model.config, len(state.memory.filled_B))
         return dataclasses.replace(state, memory=fresh)
 
 
@@ -172,7 +170,7 @@ def mean_gradient(grads: Params, tokens: Array) -> Params:
 def sum_gradients(
     model: TransformerXL,
     params: Params,
-    memory: MemoryLike,
+    memory: Memory,
     segments: Segment,
     key: Array,
     config: TrainConfig,
@@ -205,7 +203,7 @@ def add_chunk(
     differentiate: Differentiate,
     key: Array,
     sums: Sums,
-    chunk: tuple[int | Array, MemoryLike, Segment],
+    chunk: tuple[int | Array, Memory, Segment],
 ) -> Carry:
     """Adds a chunk: its number, its memory and its segments."""
     c, memory, segments = chunk
@@ -236,15 +234,14 @@ def add_segment(
 def nll_sum(
     model: TransformerXL,
     params: Params,
-    memory: AnyMemory,
+    memory: Memory,
     segment: OneSegment,
     key: Array,
     segment_len: int = 0,
-) -> tuple[Array, tuple[Array, AnyMemory]]:
+) -> tuple[Array, tuple[Array, Memory]]:
     """Returns (nll of a segment's scored tokens in nats, (tokens, memory)).
 
-    tokens: the number of scored tokens. segment_len: see `calls.read_segments`. Unlike
-    `TransformerXL.nll`, `calls.nll_of_segments` also reads several joined segments.
+    tokens: the number of scored tokens. segment_len: see `TransformerXL.__call__`.
     """
     result: Any = model.apply(
         {"params": params},
@@ -254,7 +251,7 @@ def nll_sum(
         first_BL=segment.first_BL,
         length_B=segment.length_B,
         segment_len=segment_len,
-        method=calls.nll_of_segments,
+        method="nll",
         rngs={"dropout": key},
     )
     (nll_BL, memory), weights_BL = result, segment.weights_BL

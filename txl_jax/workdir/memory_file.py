@@ -4,7 +4,6 @@ Each is an `array_file`, whose metadata has the checksums of its arrays and of t
 parameters that it belongs to.
 """
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -17,15 +16,14 @@ from txl_jax.checkpoint import array_file
 from txl_jax.checkpoint.manifest import checksums, first_nonfinite, named_leaves
 from txl_jax.errors import UserError, refuse
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.kinds import choose_kind
-from txl_jax.model.memory.protocol import MemoryLike
+from txl_jax.model.memory import Memory
 from txl_jax.runtime import storage
 from txl_jax.workdir.load import Loaded
 
 FORMAT = "txl_jax memory 2"  # the version that is written and read
 
 
-def save_memory(path: str | Path, loaded: Loaded, memory: MemoryLike) -> None:
+def save_memory(path: str | Path, loaded: Loaded, memory: Memory) -> None:
     """Writes a memory of `loaded.model` to a file; raises UserError or OSError."""
     path = storage.local_path(os.fspath(path), "path")
     check_memory(memory, loaded.config.model)
@@ -37,11 +35,10 @@ def save_memory(path: str | Path, loaded: Loaded, memory: MemoryLike) -> None:
 
 def check_memory(memory: Any, config: ModelConfig) -> None:
     """Raises UserError unless it is a finite memory of a model, of any length."""
-    like: Any = jax.eval_shape(lambda: choose_kind(config).empty(1))
-    if type(memory) is type(like):
-        M = config.mem_len + memory.mem_len - like.mem_len
-        kind = choose_kind(dataclasses.replace(config, mem_len=M))
-        like = jax.eval_shape(lambda: kind.empty(len(memory.filled_B)))
+    like: Any = jax.eval_shape(lambda: Memory.empty(config, 1))
+    if type(memory) is Memory:
+        B, M = len(memory.filled_B), memory.mem_len
+        like = jax.eval_shape(lambda: Memory.empty(config, B, M))
     trees = memory, like
     given, fitting = ({n: np.shape(x) for n, x in named_leaves(y)} for y in trees)
     refuse(
@@ -61,7 +58,7 @@ def load_memory(path: str | Path, loaded: Loaded) -> Any:
     """
     path = storage.local_path(os.fspath(path), "path")
     parameters = json.dumps(checksums(loaded.params))
-    empty = jax.eval_shape(lambda: choose_kind(loaded.config.model).empty(1))
+    empty = jax.eval_shape(lambda: Memory.empty(loaded.config.model, 1))
     with array_file.opened(path, FORMAT, "txl_jax.save_memory") as (texts, arrays):
         if texts["parameters"] != parameters:
             raise UserError(

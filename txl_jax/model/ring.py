@@ -16,12 +16,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.operands import Kernel, Operands
+from txl_jax.kernels.operands import Operands
 from txl_jax.kernels.product import float32_product
 from txl_jax.kernels.xla import MASKED, with_bias
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.memory.interval import count_filled, window
-from txl_jax.model.memory.key_values import KeyValueMemory, KeyValues
+from txl_jax.model.fast_weights import FastState, LayerWeights
+from txl_jax.model.initializers import Params
+from txl_jax.model.interval import Call, count_filled, window
+from txl_jax.model.key_values import KeyValueMemory, KeyValues
+from txl_jax.model.memory import Memory
 from txl_jax.model.positions import SCHEMES
 
 # Rotates queries or keys by position: (x_BXHA, position_X) -> x_BXHA.
@@ -108,12 +111,7 @@ class RingLayer(NamedTuple):
     mem_len: int
     rotate: Rotate | None
 
-    def before(self, h_BLD: Array) -> None:
-        """There are no states to project."""
-
-    def attend(
-        self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
-    ) -> tuple[Array, Ring]:
+    def attend(self, own: Operands) -> tuple[Array, Ring]:
         """Returns (o_B1HA, the ring with the new token)."""
         k_B1HA, v_B1HA = own.k_BKHA, own.v_BKHA
         # The ring has more slots than the memory has tokens.
@@ -132,15 +130,18 @@ class RingLayer(NamedTuple):
         k_BHAM, v_BHAM = put(self.ring.k_BHAM, k_B1HA), put(self.ring.v_BHAM, v_B1HA)
         return o_B1HA, self.ring._replace(k_BHAM=k_BHAM, v_BHAM=v_BHAM)
 
-    def leaving(self, own: Operands, kept: Ring) -> tuple[Array, Array]:
-        """See `cache.CacheLayer.leaving`; the keys are not rotated."""
-        slot = (self.slot - self.mem_len) % kept.k_BHAM.shape[3]
+    def left(self, new: Ring) -> tuple[Array, Array]:
+        """Returns key and value of the state that leaves, not rotated.
+
+        new: the ring that `attend` returned.
+        """
+        slot = (self.slot - self.mem_len) % new.k_BHAM.shape[3]
 
         def take(x_BHAM: Array) -> Array:
             x_BHA1 = jax.lax.dynamic_slice_in_dim(x_BHAM, slot, 1, axis=3)
             return jnp.moveaxis(x_BHA1, 3, 1)
 
-        k_B1HA, v_B1HA = take(kept.k_BHAM), take(kept.v_BHAM)
+        k_B1HA, v_B1HA = take(new.k_BHAM), take(new.v_BHAM)
         if self.rotate is not None:
             k_B1HA = self.rotate(k_B1HA, -slot[None])
         return k_B1HA, v_B1HA
@@ -155,10 +156,15 @@ class RingMemory:
     filled_B: Array
     mem_len: int = flax.struct.field(pytree_node=False)
     rotate: Rotate | None = flax.struct.field(pytree_node=False)
+    fast: FastState | None = None
 
     @classmethod
-    def of(cls, config: ModelConfig, memory: KeyValueMemory) -> "RingMemory":
-        """Converts a KeyValueMemory."""
+    def of(
+        cls, config: ModelConfig, params: Params, memory: Memory | KeyValueMemory
+    ) -> "RingMemory":
+        """Returns a memory in rings; `params` are laid out (`fixed.lay_out`)."""
+        if isinstance(memory, Memory):
+            memory = KeyValueMemory.of(config, params, memory, tgt_len=1)
         M = memory.mem_len
         # XLA:CPU computes a head's product of A x M = 64 x 512 on one core and larger
         # ones on all cores: 544 slots take 0.7 of the time of 512.
@@ -181,7 +187,8 @@ class RingMemory:
 
         # The newest token is in the last slot, so the next token takes slot 0.
         slot = jnp.zeros((), jnp.int32)
-        return cls(tuple(map(ring, memory.layers)), slot, memory.filled_B, M, rotate)
+        rings = tuple(map(ring, memory.layers))
+        return cls(rings, slot, memory.filled_B, M, rotate, memory.fast)
 
     @property
     def layers(self) -> tuple[RingLayer, ...]:
@@ -191,21 +198,18 @@ class RingMemory:
         )
 
     def append(
-        self,
-        kept: list[Ring],
-        length_B: Array | None = None,
-        first_BL: Array | None = None,
+        self, rings: list[Ring], call: Call, fast: LayerWeights | None
     ) -> "RingMemory":
-        """Returns the memory after one token, which the rings already contain.
-
-        Raises ValueError for padding.
-        """
-        if length_B is not None:
-            raise ValueError("a ring takes one real token per stream: omit length_B")
-        one_B = jnp.ones_like(self.filled_B)
+        """Returns the memory after one token, which the rings already contain."""
+        M = self.mem_len
         return dataclasses.replace(
             self,
-            rings=tuple(kept),
+            rings=tuple(rings),
             slot=(self.slot + 1) % self.rings[0].k_BHAM.shape[3],
-            filled_B=count_filled(self.filled_B, self.mem_len, one_B, first_BL),
+            filled_B=count_filled(self.filled_B, M, call.length_B, call.first_BL),
+            fast=self.fast.append(fast, call, M) if self.fast and fast else None,
         )
+
+    def show_zeros(self, where_B: Array) -> "RingMemory":
+        """Raises ValueError: rings do not know the keys of zero states."""
+        raise ValueError('with initial_memory = "zeros", a ring takes no first_BL')

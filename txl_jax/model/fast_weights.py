@@ -20,9 +20,8 @@ across segments. S is float32, and no gradient flows into it where a call begins
 Dims: P chunks of C (Y) steps, U values (= A), K = M + L, X = L + 1, J: b and log a.
 """
 
-import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import flax.struct
@@ -30,12 +29,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Params, feature_norm, initial, normal
-from txl_jax.model.memory.cache import HiddenStates
-from txl_jax.model.memory.interval import count_filled, find_oldest, window
-from txl_jax.model.memory.protocol import Call, Kept, MemoryLike
+from txl_jax.model.initializers import initial, normal
+from txl_jax.model.interval import Call, count_filled, window
 
 CHUNK = 16
 # The initial logits of b, a and the gate: half of a value is written, S forgets 0.5 %
@@ -45,108 +41,61 @@ BIASES = (0.0, 5.3, -2.0)
 exact_einsum = functools.partial(jnp.einsum, precision="highest")
 
 
-class Writes(NamedTuple):
-    """What a call of L tokens writes.
+class LayerWeights(NamedTuple):
+    """The fast weights of one layer, or of all layers, stacked; see `FastState`."""
 
-    written_BL: whether key j, which leaves after query j, is real and of its document.
-    opening_BL: whether key j is its document's first.
-    start_BL: whether a document starts at query i, which then reads an empty S.
-    length_B: the number of real tokens, and of keys that leave.
-    """
-
-    written_BL: Array
-    opening_BL: Array
-    start_BL: Array
-    length_B: Array
-
-
-@flax.struct.dataclass
-class FastMemory:
-    """A local memory, and the fast weights of all older states of the document.
-
-    local: a `Memory`, keys and values, or rings of them.
-    S_NBHUA, k_NBHA: the matrices, and the key of the newest state that has left, 0 if
-        it was not written (float32).
-    rate_NBMHJ: the rates of the local memory's states, if it has only keys and values.
-    read_B: the number of tokens read of the document, at most M + 1 (int32).
-    """
-
-    config: ModelConfig = flax.struct.field(pytree_node=False)
-    local: Any
-    S_NBHUA: Array
-    k_NBHA: Array
-    rate_NBMHJ: Array | None
-    read_B: Array
-
-    @property
-    def mem_len(self) -> int:
-        """The length M of the local memory."""
-        return self.local.mem_len
-
-    @property
-    def filled_B(self) -> Array:
-        """The visible slots of the local memory."""
-        return self.local.filled_B
-
-
-class OpenFast(NamedTuple):
-    """A `FastMemory` during a call, and what the call writes."""
-
-    memory: FastMemory
-    writes: Writes
-
-    @property
-    def layers(self) -> Any:
-        """The local memory's layers, with their fast weights."""
-        memory, writes = self
-        config, layers = memory.config, memory.local.layers
-        S_NBHUA, k_NBHA = jax.lax.stop_gradient((memory.S_NBHUA, memory.k_NBHA))
-        if memory.rate_NBMHJ is None:
-            stacked = (jnp.broadcast_to(x, (config.n_layer, *x.shape)) for x in writes)
-            return FastLayer(config, layers, S_NBHUA, k_NBHA, None, Writes(*stacked))
-        each = zip(layers, S_NBHUA, k_NBHA, memory.rate_NBMHJ, strict=True)
-        return tuple(FastLayer(config, *own, writes) for own in each)
-
-    def append(
-        self, kept: Kept, length_B: Array | None, first_BL: Array | None
-    ) -> FastMemory:
-        """Returns the memory after a call; `kept` is of all layers."""
-        memory, M, real_B = self.memory, self.memory.mem_len, self.writes.length_B
-        if memory.rate_NBMHJ is None:
-            kept, state = kept
-        else:
-            kept, states = zip(*kept, strict=True)
-            state = jax.tree.map(lambda *x: jnp.stack(x), *states)
-        S_NBHUA, k_NBHA, rate_NBMHJ = jax.lax.stop_gradient(state)
-        if rate_NBMHJ is not None:
-            rate_NBMHJ = window(rate_NBMHJ, real_B, M)
-        local = memory.local.append(kept, length_B, first_BL)
-        read_B = count_filled(memory.read_B, M + 1, real_B, first_BL)
-        return FastMemory(memory.config, local, S_NBHUA, k_NBHA, rate_NBMHJ, read_B)
-
-
-@flax.struct.dataclass
-class FastLayer:
-    """A layer of the local memory, and its fast weights; see `FastMemory`."""
-
-    config: ModelConfig = flax.struct.field(pytree_node=False)
-    local: Any  # a LayerMemory with the method `leaving`
     S_BHUA: Array
     k_BHA: Array
-    rate_BMHJ: Array | None
-    writes: Writes
+    rate_BMHJ: Array | None  # after a layer's call, of all K states
 
-    def before(self, h_BLD: Array) -> tuple[Array, int] | None:
-        """Returns the states of the local memory."""
-        return self.local.before(h_BLD)
 
-    def attend(
-        self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
-    ) -> tuple[Array, Kept]:
-        """Calls `FastWeights`, inside the layer's module."""
-        o_BLHA, kept = self.local.attend(own, h_BKD, x_BKD, kernel)
-        fast = FastWeights(self.config, name="fast")
-        return fast(o_BLHA, kept, own, x_BKD, self)
+@flax.struct.dataclass
+class FastState:
+    """The fast weights of all states of a document that are older than the memory.
+
+    S_NBHUA, k_NBHA: the matrices, and the key of the newest state that has left, 0 if
+        it was not written (float32).
+    read_B: the number of tokens read of the document, at most M + 1 (int32).
+    rate_NBMHJ: the rates of the memory's states, if it has only keys and values.
+    """
+
+    S_NBHUA: Array
+    k_NBHA: Array
+    read_B: Array
+    rate_NBMHJ: Array | None = None
+
+    @classmethod
+    def empty(cls, config: ModelConfig, batch_size: int) -> "FastState":
+        """Returns fast weights that have seen nothing."""
+        N, H, A = config.n_layer, config.n_head, config.d_head
+        S_NBHUA = jnp.zeros((N, batch_size, H, A, A), jnp.float32)
+        k_NBHA = jnp.zeros((N, batch_size, H, A), jnp.float32)
+        return cls(S_NBHUA, k_NBHA, jnp.zeros(batch_size, jnp.int32))
+
+    @property
+    def layers(self) -> LayerWeights:
+        """The layers' fast weights, stacked."""
+        return LayerWeights(self.S_NBHUA, self.k_NBHA, self.rate_NBMHJ)
+
+    def append(self, layers: LayerWeights, call: Call, M: int) -> "FastState":
+        """Returns the state after a call, given the layers' new fast weights."""
+        S_NBHUA, k_NBHA, rate_NBKHJ = jax.lax.stop_gradient(layers)
+        read_B = count_filled(self.read_B, M + 1, call.length_B, call.first_BL)
+        if rate_NBKHJ is None:
+            return FastState(S_NBHUA, k_NBHA, read_B)
+        rate_NBMHJ = window(rate_NBKHJ, call.length_B, M)
+        return FastState(S_NBHUA, k_NBHA, read_B, rate_NBMHJ)
+
+    def reset(self, where_B: Array) -> "FastState":
+        """Returns the state with nothing seen in the streams where_B (bool)."""
+
+        def clear(x_NB: Array) -> Array:
+            return jnp.where(where_B.reshape(-1, *[1] * (x_NB.ndim - 2)), 0, x_NB)
+
+        read_B = jnp.where(where_B, 0, self.read_B)
+        return FastState(
+            clear(self.S_NBHUA), clear(self.k_NBHA), read_B, self.rate_NBMHJ
+        )
 
 
 class FastWeights(nn.Module):
@@ -167,33 +116,42 @@ class FastWeights(nn.Module):
         return jnp.stack([nn.sigmoid(write_BKH), nn.log_sigmoid(decay_BKH)], axis=-1)
 
     def __call__(
-        self, o_BLHA: Array, kept: Kept, own: Operands, x_BKD: Array, layer: FastLayer
-    ) -> tuple[Array, tuple[Kept, tuple[Array, Array, Array | None]]]:
-        """Returns (o_BLHA plus the reads, (kept, (S, newest key, rates))).
+        self,
+        o_BLHA: Array,
+        x_BKD: Array,
+        k_BLHA: Array,
+        left: tuple[Array, Array],
+        layer: LayerWeights,
+        call: Call,
+    ) -> tuple[Array, LayerWeights]:
+        """Returns (o_BLHA plus the reads, the layer's new fast weights).
 
-        o_BLHA, kept: the results of the local memory's `attend` for `own` and x_BKD.
+        x_BKD: the states as they are projected, of memory and segment, or with rates in
+        the layer only of the segment. k_BLHA: the segment's keys. left: the keys and
+        values of the L oldest states, which leave the memory. No key is rotated.
         """
-        L, writes = o_BLHA.shape[1], layer.writes
+        assert call.writes is not None
+        (written_BL, opening_BL, start_BL), L = call.writes, o_BLHA.shape[1]
         rate_BLHJ, all_BKHJ = self.find_rates(x_BKD[:, :L]), layer.rate_BMHJ
-        if all_BKHJ is not None:  # x_BKD is the segment
+        if all_BKHJ is not None:
             all_BKHJ = jnp.concatenate([all_BKHJ, rate_BLHJ], axis=1)
             rate_BLHJ = all_BKHJ[:, :L]
-        k_BLHA, v_BLHA = layer.local.leaving(own, kept)
-        written_BL11 = writes.written_BL[..., None, None]
-        k_BLHA = jnp.where(written_BL11, feature(k_BLHA), 0)
-        left_BXHA = jnp.concatenate([layer.k_BHA[:, None], k_BLHA], axis=1)
-        newest_BHA = window(left_BXHA[None], writes.length_B, 1)[0, :, 0]
+        left_BLHA, v_BLHA = left
+        written_BL11 = written_BL[..., None, None]
+        left_BLHA = jnp.where(written_BL11, feature(left_BLHA), 0)
+        left_BXHA = jnp.concatenate([layer.k_BHA[:, None], left_BLHA], axis=1)
+        newest_BHA = window(left_BXHA[None], call.length_B, 1)[0, :, 0]
         read_BLHA, S_BHUA = scan_chunks(
             layer.S_BHUA,
-            feature(own.k_BKHA[:, -L:]),
-            jnp.where(writes.opening_BL[..., None, None], k_BLHA, left_BXHA[:, :-1]),
+            feature(k_BLHA),
+            jnp.where(opening_BL[..., None, None], left_BLHA, left_BXHA[:, :-1]),
             v_BLHA.astype(jnp.float32),
             jnp.where(written_BL11, rate_BLHJ, 0),
-            writes.start_BL,
+            start_BL,
         )
         gate_BLH1 = nn.sigmoid(self.gate(x_BKD[:, -L:]))[..., None]
         o_BLHA += (gate_BLH1 * read_BLHA).astype(o_BLHA.dtype)
-        return o_BLHA, (kept, (S_BHUA, newest_BHA, all_BKHJ))
+        return o_BLHA, LayerWeights(S_BHUA, newest_BHA, all_BKHJ)
 
 
 def feature(k_BLHA: Array) -> Array:
@@ -295,68 +253,6 @@ def invert(T_PBHCC: Array) -> Array:
     inverse_PBHCC = jax.lax.stop_gradient(inverse_PBHCC)
     rest_PBHCC = inverse_PBHCC + times(T_PBHCC, inverse_PBHCC)
     return 2 * inverse_PBHCC - times(inverse_PBHCC, rest_PBHCC)
-
-
-class Fast(HiddenStates):
-    """The paper's memory, and fast weights."""
-
-    field = "fast_weights"
-
-    def empty(self, batch_size: int) -> FastMemory:
-        """Returns the initial memory of a training."""
-        return self._extend(super().empty(batch_size), None)
-
-    def empty_fixed(
-        self, params: Params, batch_size: int, tgt_len: int, window_len: int = 0
-    ) -> FastMemory:
-        """Returns empty keys and values, and fast weights; see `Kind`."""
-        local = super().empty_fixed(params, batch_size, tgt_len, window_len)
-        sizes = self.config.n_layer, batch_size, local.mem_len, self.config.n_head, 2
-        return self._extend(local, jnp.zeros(sizes, jnp.float32))
-
-    def _extend(self, local: MemoryLike, rate_NBMHJ: Array | None) -> FastMemory:
-        """Returns a local memory, and fast weights that have seen nothing."""
-        config, B = self.config, len(local.filled_B)
-        N, H, A = config.n_layer, config.n_head, config.d_head
-        S_NBHUA = jnp.zeros((N, B, H, A, A), jnp.float32)
-        k_NBHA = jnp.zeros((N, B, H, A), jnp.float32)
-        none_B = jnp.zeros(B, jnp.int32)
-        return FastMemory(config, local, S_NBHUA, k_NBHA, rate_NBMHJ, none_B)
-
-    def one_token(self, params: Params, memory: FastMemory) -> MemoryLike:
-        """Returns the memory with rings of keys and values."""
-
-        def find_rates(n: int, x_BMD: Array) -> Array:
-            own = params[f"layers_{n}"]["attention"]
-            if self.config.pre_lnorm:
-                norm = feature_norm(self.config)
-                x_BMD = norm.apply({"params": own["norm"]}, x_BMD)
-            fast: Any = FastWeights(self.config)
-            return fast.apply({"params": own["fast"]}, x_BMD, method="find_rates")
-
-        rate_NBMHJ, local = memory.rate_NBMHJ, memory.local
-        if rate_NBMHJ is None:
-            rates = [find_rates(n, h_BMD) for n, h_BMD in enumerate(local.h_NBMD)]
-            rate_NBMHJ = jnp.stack(rates)
-        local = super().one_token(params, local)
-        return dataclasses.replace(memory, local=local, rate_NBMHJ=rate_NBMHJ)
-
-    def open(self, memory: FastMemory, call: Call) -> OpenFast:
-        """Returns the memory with the writes of the call."""
-        L, first_BL, length_B = call
-        filled_B, M, step_L = memory.filled_B, memory.mem_len, jnp.arange(L)
-        if length_B is None:
-            length_B = jnp.full_like(filled_B, L)
-        if first_BL is None:
-            first_BL = jnp.zeros((len(filled_B), L), bool)
-        is_real_BL = step_L < length_B[:, None]
-        # The document's first key; -1 if it has already left.
-        oldest_BL = find_oldest(memory.read_B, first_BL, M + 1, L, 0) - 1
-        written_BL = is_real_BL & (step_L >= oldest_BL)
-        writes = Writes(
-            written_BL, step_L == oldest_BL, first_BL & is_real_BL, length_B
-        )
-        return OpenFast(memory, writes)
 
 
 def fast_products(config: ModelConfig, training: bool) -> float:

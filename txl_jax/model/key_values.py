@@ -2,9 +2,9 @@
 
 With fixed parameters, a token's keys and values and the projected distances never
 change. They are computed once, whereas training projects the memory again for every
-segment. Results equal `cache.Memory`'s. `unstack` lays the parameters out.
+segment. Results equal `memory.Memory`'s.
 
-Dims: J = 3 of q, k and v, P = 2 parts of C = D / 2 columns, X = H A, Y tokens.
+Dims: J = 3 of q, k and v, Y tokens.
 """
 
 import dataclasses
@@ -19,8 +19,16 @@ from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 from txl_jax.kernels.product import product
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.fast_weights import FastState, FastWeights, LayerWeights
 from txl_jax.model.initializers import Params, feature_norm, head_norm
-from txl_jax.model.memory.interval import count_filled, initially_filled, newest, window
+from txl_jax.model.interval import (
+    Call,
+    count_filled,
+    initially_filled,
+    newest,
+    window,
+)
+from txl_jax.model.memory import Memory
 from txl_jax.model.positions import SCHEMES, position_terms
 
 
@@ -42,28 +50,25 @@ class KeyValues:
     bias_HR: Array | None
     window_len: int = flax.struct.field(pytree_node=False)
 
-    def before(self, h_BLD: Array) -> None:
-        """There are no states to project."""
+    def extend(self, own: Operands) -> tuple[Operands, int]:
+        """Returns (operands over memory and segment, W), given the segment's.
 
-    def attend(
-        self, own: Operands, h_BKD: Array, x_BKD: Array, kernel: Kernel
-    ) -> tuple[Array, tuple[Array, Array]]:
-        """Returns (o_BLHA, the keys and values of memory and segment)."""
+        W: the number of queries that the kernel reads at a time.
+        """
         L = own.k_BKHA.shape[1]
         M = self.k_HBKA.shape[2] - L
 
-        def extend(x_HBKA: Array, x_BLHA: Array) -> Array:
+        def join(x_HBKA: Array, x_BLHA: Array) -> Array:
             x_HBMA = window(x_HBKA, self.start_B, M).astype(x_BLHA.dtype)
             x_HBLA = heads_first(x_BLHA)
             return jnp.concatenate([x_HBMA, x_HBLA], axis=2).transpose(1, 2, 0, 3)
 
-        k_BKHA = extend(self.k_HBKA, own.k_BKHA)
-        v_BKHA = extend(self.v_HBKA, own.v_BKHA)
         W = self.window_len if L % self.window_len == 0 else L
-        position = self.distances(M + W)
-        operands = own._replace(k_BKHA=k_BKHA, v_BKHA=v_BKHA, position=position)
-        o_BLHA = kernel(operands) if W == L else by_windows(kernel, operands, W)
-        return o_BLHA, (k_BKHA, v_BKHA)
+        return own._replace(
+            k_BKHA=join(self.k_HBKA, own.k_BKHA),
+            v_BKHA=join(self.v_HBKA, own.v_BKHA),
+            position=self.distances(M + W),
+        ), W
 
     def distances(self, K: int) -> PositionTerms:
         """Returns the position terms of K keys, the last K rows."""
@@ -73,11 +78,6 @@ class KeyValues:
         if bias_HR is not None:
             bias_HR = bias_HR[:, -K:]
         return PositionTerms(r_RHA, self.u_HA, self.w_HA, bias_HR)
-
-    def leaving(self, own: Operands, kept: tuple[Array, Array]) -> tuple[Array, Array]:
-        """See `cache.CacheLayer.leaving`."""
-        L, (k_BKHA, v_BKHA) = own.q_BLHA.shape[1], kept
-        return k_BKHA[:, :L], v_BKHA[:, :L]
 
 
 @flax.struct.dataclass
@@ -93,6 +93,7 @@ class KeyValueMemory:
     layers: tuple[KeyValues, ...]
     filled_B: Array
     mem_len: int = flax.struct.field(pytree_node=False)
+    fast: FastState | None = None
 
     @classmethod
     def empty(
@@ -106,7 +107,7 @@ class KeyValueMemory:
     ) -> "KeyValueMemory":
         """Returns the initial memory, as `Memory.empty`, for calls of tgt_len tokens.
 
-        `params` are laid out (`unstack`). window_len: see `KeyValues`; 0 =
+        `params` are laid out (`fixed.lay_out`). window_len: see `KeyValues`; 0 =
         tgt_len.
         """
         dtype, scheme = config.compute_dtype, SCHEMES[config.position]
@@ -148,28 +149,42 @@ class KeyValueMemory:
                 window_len=window_len or tgt_len,
             )
 
-        filled_B = initially_filled(config, batch_size, M)
-        return cls(tuple(map(layer, range(config.n_layer))), filled_B, M)
+        layers = tuple(map(layer, range(config.n_layer)))
+        fast = None
+        if config.fast_weights:
+            sizes = config.n_layer, batch_size, M, config.n_head, 2
+            fast = FastState.empty(config, batch_size)
+            fast = dataclasses.replace(fast, rate_NBMHJ=jnp.zeros(sizes, jnp.float32))
+        return cls(layers, initially_filled(config, batch_size, M), M, fast)
 
     @classmethod
     def of(
-        cls, config: ModelConfig, params: Params, memory: Any, tgt_len: int
+        cls, config: ModelConfig, params: Params, memory: Memory, tgt_len: int
     ) -> "KeyValueMemory":
         """Returns the keys and values of a `Memory`, for calls of tgt_len tokens.
 
-        `params` are laid out (`unstack`).
+        `params` are laid out (`fixed.lay_out`).
         """
         B, M = len(memory.filled_B), memory.mem_len
-        states = [
-            project_states(config, params[f"layers_{n}"]["attention"], h_BMD)
-            for n, h_BMD in enumerate(memory.h_NBMD)
-        ]
+        own_N = [params[f"layers_{n}"]["attention"] for n in range(config.n_layer)]
+        pairs = [*zip(own_N, memory.h_NBMD, strict=True)]
+        states = [project_states(config, own, h_BMD) for own, h_BMD in pairs]
         k_NHBMA, v_NHBMA = (
             jnp.stack([heads_first(x_BMHA) for x_BMHA in each])
             for each in zip(*states, strict=True)
         )
         empty = cls.empty(config, params, B, tgt_len, M)
-        return empty.resume(k_NHBMA, v_NHBMA, memory.filled_B)
+        result = empty.resume(k_NHBMA, v_NHBMA, memory.filled_B)
+        if memory.fast is None:
+            return result
+        rates: Any = [
+            FastWeights(config).apply(
+                {"params": own["fast"]}, normed(config, own, h_BMD), method="find_rates"
+            )
+            for own, h_BMD in pairs
+        ]
+        fast = dataclasses.replace(memory.fast, rate_NBMHJ=jnp.stack(rates))
+        return dataclasses.replace(result, fast=fast)
 
     def resume(
         self, k_NHBMA: Array, v_NHBMA: Array, filled_B: Array
@@ -191,27 +206,22 @@ class KeyValueMemory:
         return dataclasses.replace(self, layers=layers, filled_B=filled_B)
 
     def append(
-        self,
-        kept: list[tuple[Array, Array]],
-        length_B: Array | None = None,
-        first_BL: Array | None = None,
+        self, kv: list[tuple[Array, Array]], call: Call, fast: LayerWeights | None
     ) -> "KeyValueMemory":
-        """Returns the memory after a segment; `kept` has each layer's new k and v."""
+        """Returns the memory after a call, given each layer's k_BKHA and v_BKHA."""
         M = self.mem_len
-        B, K = kept[0][0].shape[:2]
-        if length_B is None:
-            length_B = jnp.full(B, K - M, jnp.int32)
         layers = tuple(
             dataclasses.replace(
                 layer,
                 k_HBKA=heads_first(k_BKHA).astype(layer.k_HBKA.dtype),
                 v_HBKA=heads_first(v_BKHA).astype(layer.v_HBKA.dtype),
-                start_B=length_B,
+                start_B=call.length_B,
             )
-            for layer, (k_BKHA, v_BKHA) in zip(self.layers, kept, strict=True)
+            for layer, (k_BKHA, v_BKHA) in zip(self.layers, kv, strict=True)
         )
-        filled_B = count_filled(self.filled_B, M, length_B, first_BL)
-        return dataclasses.replace(self, layers=layers, filled_B=filled_B)
+        filled_B = count_filled(self.filled_B, M, call.length_B, call.first_BL)
+        state = self.fast.append(fast, call, M) if self.fast and fast else None
+        return KeyValueMemory(layers, filled_B, M, state)
 
     def show_zeros(self, where_B: Array) -> "KeyValueMemory":
         """Returns the memory with visible zero states in the streams where_B (bool)."""
@@ -260,6 +270,14 @@ def by_windows(kernel: Kernel, operands: Operands, W: int) -> Array:
     return jnp.moveaxis(o_SBWHA, 0, 1).reshape(operands.q_BLHA.shape)
 
 
+def normed(config: ModelConfig, params: Params, h_BKD: Array) -> Array:
+    """Returns states as an attention with these parameters projects them."""
+    if not config.pre_lnorm:
+        return h_BKD
+    result: Array = feature_norm(config).apply({"params": params["norm"]}, h_BKD)
+    return result
+
+
 def project_states(
     config: ModelConfig, params: Params, h_BKD: Array
 ) -> tuple[Array, Array]:
@@ -267,54 +285,19 @@ def project_states(
 
     `params` are the attention's, laid out.
     """
-    x_BKD = h_BKD
-    if config.pre_lnorm:
-        x_BKD = feature_norm(config).apply({"params": params["norm"]}, h_BKD)
-    _, k_BKHA, v_BKHA = project_all(x_BKD, params["qkv"].astype(config.compute_dtype))
-    if config.qk_norm:
-        k_BKHA = head_norm(config).apply({"params": params["k_norm"]}, k_BKHA)
+    _, k_BKHA, v_BKHA = project_all(config, params, normed(config, params, h_BKD))
     return k_BKHA, v_BKHA
 
 
-def unstack(params: Params) -> Params:
-    """Returns the stacked parameters of a `TransformerXL` as separate ones.
-
-    XLA:CPU reads the result fastest for one token. Slices of stacked parameters would
-    be copies, which take most of that time, so every layer has separate parameters.
-    W_q, W_k and W_v are one matrix, qkv_DJHA; W_o is two halves, o_PHAC, which are
-    computed on two cores; the feed-forward's second matrix is [D, F].
-    """
-
-    def lay_out(layer: Params) -> Params:
-        attention, feed_forward = dict(layer["attention"]), dict(layer["feed_forward"])
-        qkv_JHAD = jnp.stack([attention.pop(name) for name in "qkv"])
-        attention["qkv"] = jnp.moveaxis(qkv_JHAD, -1, 0)
-        attention["o_halves"] = jnp.stack(jnp.split(attention.pop("o"), 2, axis=-1))
-        out = feed_forward.pop("out")
-        feed_forward["out_DF"] = {"kernel": out["kernel"].T, "bias": out["bias"]}
-        return layer | {"attention": attention, "feed_forward": feed_forward}
-
-    layers = params["layers"]
-    N = jax.tree.leaves(layers)[0].shape[0]
-    separate = {
-        f"layers_{n}": lay_out(jax.tree.map(lambda leaf, n=n: leaf[n], layers))
-        for n in range(N)
-    }
-    return {name: leaf for name, leaf in params.items() if name != "layers"} | separate
-
-
-def project_all(x_BYD: Array, qkv_DJHA: Array) -> tuple[Array, Array, Array]:
-    """Returns queries, keys and values."""
+def project_all(
+    config: ModelConfig, params: Params, x_BYD: Array
+) -> tuple[Array, Array, Array]:
+    """Returns queries, keys and values of states as they are projected."""
+    qkv_DJHA = params["qkv"].astype(config.compute_dtype)
     qkv_BYJHA = product("BYD,DJHA->BYJHA", x_BYD, qkv_DJHA)
-    return qkv_BYJHA[:, :, 0], qkv_BYJHA[:, :, 1], qkv_BYJHA[:, :, 2]
-
-
-def join_heads(o_BLHA: Array, o_PHAC: Array) -> Array:
-    """Returns the attention's output, out_BLD."""
-    # With two contracted dimensions, XLA:CPU would transpose the weights first, which
-    # takes as long as the product.
-    P, H, A, C = o_PHAC.shape
-    B, L = o_BLHA.shape[:2]
-    o_PBLX = jnp.broadcast_to(o_BLHA.reshape(B, L, H * A), (P, B, L, H * A))
-    o_PXC = o_PHAC.reshape(P, H * A, C)
-    return product("PBLX,PXC->BLPC", o_PBLX, o_PXC).reshape(B, L, P * C)
+    q_BYHA, k_BYHA, v_BYHA = (qkv_BYJHA[:, :, j] for j in range(3))
+    if config.qk_norm:
+        norm = head_norm(config)
+        q_BYHA = norm.apply({"params": params["q_norm"]}, q_BYHA)
+        k_BYHA = norm.apply({"params": params["k_norm"]}, k_BYHA)
+    return q_BYHA, k_BYHA, v_BYHA
