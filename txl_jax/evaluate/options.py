@@ -36,10 +36,10 @@ def parse_sweep(sweep: str) -> tuple[str, tuple[float, ...]]:
     """Returns the field of FIELD=a,b,c and its values, rising; raises UserError."""
     field, _, text = sweep.partition("=")
     require_one_of(field, SWEPT, "the field of eval.sweep")
-    kind = int if field == COLD_START else type(getattr(EvalConfig, field))
-    convert = read_bool if kind is bool else kind
+    number = int if field == COLD_START else type(getattr(EvalConfig, field))
+    parse = read_bool if number is bool else number
     try:
-        values = [convert(each) for each in text.split(",")]
+        values = [parse(each) for each in text.split(",")]
     except (ValueError, KeyError):
         values = []
     one = field == COLD_START and (len(values) > 1 or 0 in values)

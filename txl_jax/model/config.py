@@ -105,7 +105,7 @@ class ModelConfig(
     gate: str = field(
         "none",
         one_of(GATES),
-        help='Gate instead of residual sums; "gru" needs pre_lnorm.',
+        help='Gate instead of residual sums; "gru" is meant for pre_lnorm.',
     )
     norm: str = field("layer", one_of(("layer", "rms")), help="Norm of the sublayers.")
     qk_norm: bool = field(False, help="Normalizes queries and keys of each head.")
