@@ -326,7 +326,7 @@ def test_mapping_attention(home: Home) -> None:
 @pytest.mark.parametrize(
     "mode, flag, name, reason",
     [
-        ("attention", "--max_tokens=16", "attention_heads.png", "Is a directory"),
+        ("attention", "--max_tokens=16", "attention_heads.png", "not a regular file"),
         ("evaluate", "--sweep=cold_start=9", "cold_start.json", "not a regular file"),
         ("train", "--config.eval.split=valid", "sample.txt", "not a regular file"),
     ],

@@ -151,15 +151,17 @@ def sum_nll(nll_T: np.ndarray) -> Json:
 
 
 def add_means(sums: Json) -> Json:
-    """Adds the mean nll and perplexity, and the bits per byte if bytes are counted."""
+    """Puts means behind the sums: nll and perplexity, and the bits per byte."""
     nats, scored = sums["total_nll_nats"], sums["scored_tokens"]
-    means: Json = {"nll": None, "ppl": None}
-    if scored:
-        means = {"nll": nats / scored, "ppl": metrics.perplexity(nats / scored)}
-    if "bytes" in sums:
-        size = sums["bytes"]
-        means["bits_per_byte"] = metrics.bits(nats) / size if size else None
-    return sums | means
+    scores: Json = {}
+    for name, value in sums.items():
+        scores[name] = value
+        if name == "total_nll_nats":
+            scores["nll"] = nats / scored if scored else None
+            scores["ppl"] = metrics.perplexity(nats / scored) if scored else None
+        if name == "bytes":
+            scores["bits_per_byte"] = metrics.bits(nats) / value if value else None
+    return scores
 
 
 def each_nll(parts: Iterable[Results], sums: Json, bar: Progress) -> Iterator[float]:
