@@ -13,6 +13,7 @@ from txl_jax.cli import entry, modes
 from txl_jax.errors import UserError
 from txl_jax.report.output import to_json
 from txl_jax.runtime import distributed, storage
+from txl_jax.runtime.explain import failed_path, one_line
 
 # Modules of the extra `recipes`; others are packages of the same name.
 RECIPES = "constriction", "miditok", "symusic", "sklearn"
@@ -101,8 +102,8 @@ def attempt(measure: Measure, args: argparse.Namespace) -> dict[str, Any] | None
     except BrokenPipeError:
         raise
     except OSError as error:
-        where = storage.place(error) or "the disk or stdout"
-        reason = error.strerror or storage.one_line(error)
+        where = failed_path(error) or "the disk or stdout"
+        reason = error.strerror or one_line(error)
         raise UserError(f"cannot use {where}: {reason}") from error
     except ModuleNotFoundError as error:
         name = str(error.name).partition(".")[0]

@@ -21,6 +21,7 @@ from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
 from txl_jax.kernels.hash import STEP, murmur3
 from txl_jax.runtime import storage
+from txl_jax.runtime.explain import one_line, storage_errors
 from txl_jax.runtime.storage import DAMAGE, Json
 
 Tree = Any  # a pytree of arrays, or of their `ShapeDtypeStruct`s
@@ -105,9 +106,9 @@ def read_manifest(folder: Path, step: int) -> Manifest:
         return manifest
     except (FileNotFoundError, *DAMAGE) as error:
         raise Damaged(step, f"its manifest {path}: {error}") from error
-    except storage.errors() as error:
+    except storage_errors() as error:
         if storage.is_remote(path) or isinstance(error, PermissionError):
-            reason = storage.one_line(error)
+            reason = one_line(error)
             raise UserError(f"cannot read {path}: {reason}") from error
         raise Damaged(step, f"its manifest {path}: {error}") from error
 

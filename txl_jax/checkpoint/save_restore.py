@@ -39,6 +39,7 @@ from txl_jax.errors import UserError
 from txl_jax.model.initializers import Params
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, storage
+from txl_jax.runtime.explain import UNREACHABLE, one_line, storage_errors
 from txl_jax.update.state import Average, TrainState, Updater
 
 TEMPORARY = ".orbax-checkpoint-tmp"  # in the name of a local folder being written
@@ -55,9 +56,9 @@ class Snapshot(NamedTuple):
     position: Position
 
 
-def errors() -> tuple[type[Exception], ...]:
+def save_errors() -> tuple[type[Exception], ...]:
     """Returns the errors of a save after which a run continues."""
-    return ValueError, *storage.errors()  # TensorStore raises ValueError
+    return ValueError, *storage_errors()  # TensorStore raises ValueError
 
 
 def mute_orbax() -> None:
@@ -126,7 +127,7 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self.poll(wait=True)
         self._thread.shutdown()
-        with contextlib.suppress(*errors()):
+        with contextlib.suppress(*save_errors()):
             self._checkpointer.close()
             if self.failed and distributed.is_first():
                 self._tidy()
@@ -150,7 +151,7 @@ class Checkpoints:
         may precede, such as the log. Failures are reported, here or by `poll`.
         """
         with self.attempt(step):
-            with distributed.together(*errors()):
+            with distributed.together(*save_errors()):
                 flush()
             self.poll(wait=True)
             if step not in self.manifests:
@@ -158,7 +159,7 @@ class Checkpoints:
             elif valid_nll is not None:
                 saved = dataclasses.replace(self.manifests[step], valid_nll=valid_nll)
                 self.manifests[step] = saved
-                with distributed.together(*errors()):
+                with distributed.together(*save_errors()):
                     if distributed.is_first():
                         manifests.write_manifest(self.folder / str(step), saved)
 
@@ -171,7 +172,7 @@ class Checkpoints:
     ) -> None:
         """Starts to save pytrees by item name: {"params": params} for a model alone.
 
-        Raises one of `errors` if saving cannot start.
+        Raises one of `save_errors` if saving cannot start.
         """
         self.poll(wait=True)
         saved = Manifest(step, position, valid_nll, manifests.checksums(items))
@@ -179,7 +180,7 @@ class Checkpoints:
             name: ocp.args.PyTreeSave(tree) for name, tree in items.items()
         }
         args[manifests.ITEM] = ocp.args.JsonSave(saved.to_json())
-        with distributed.together(*errors()):  # the others would wait in `save`
+        with distributed.together(*save_errors()):  # the others would wait in `save`
             if distributed.is_first():
                 self._tidy()
                 if not storage.is_remote(self.folder):
@@ -194,7 +195,8 @@ class Checkpoints:
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             is_cut_off = path.name.isdecimal() and not is_complete(path)
             if is_cut_off or TEMPORARY in path.name:
-                with contextlib.suppress(*errors()):  # a thread may still write there
+                # A thread may still write there.
+                with contextlib.suppress(*save_errors()):
                     epath.Path(path).rmtree()
 
     def _complete(self) -> None:
@@ -210,8 +212,8 @@ class Checkpoints:
                 for step in old:
                     self._delete(epath.Path(self.folder / str(step)))
                 epath.Path(self.folder / TRASH).rmtree(missing_ok=True)
-            except errors() as error:
-                reason = storage.one_line(error)
+            except save_errors() as error:
+                reason = one_line(error)
                 say(f"an old checkpoint could not be deleted ({reason})")
 
     def _delete(self, path: epath.Path) -> None:
@@ -227,7 +229,7 @@ class Checkpoints:
         """Reports an error of a save, and lets the run continue."""
         try:
             yield
-        except (jax.errors.JaxRuntimeError, *errors()) as error:
+        except (jax.errors.JaxRuntimeError, *save_errors()) as error:
             cause: BaseException = error
             if isinstance(error, jax.errors.JaxRuntimeError):
                 if "DEADLINE_EXCEEDED" not in str(error):
@@ -236,7 +238,7 @@ class Checkpoints:
             if self.saving not in (None, step):  # an earlier save, which may succeed
                 self.poll(wait=True)
             self.failed.append(step)
-            self.reason = storage.one_line(cause)
+            self.reason = one_line(cause)
             self.manifests.pop(step, None)
             self.saving = None
             say(
@@ -368,9 +370,9 @@ def _read(folder: Path, manifest: Manifest, like: Items) -> Items:
             except (jax.errors.JaxRuntimeError, MemoryError):
                 raise  # a fault of the device or the host
             except Exception as error:  # orbax raises many types for a damaged folder
-                reason = storage.one_line(error)
+                reason = one_line(error)
             if distributed.anywhere(bool(reason)):
-                if any(word in reason for word in storage.UNREACHABLE):
+                if any(word in reason for word in UNREACHABLE):
                     raise UserError(
                         f"cannot read checkpoint {manifest.step} ({reason})"
                     )

@@ -29,7 +29,7 @@ from txl_jax.model.initializers import Params
 from txl_jax.report import plots, provenance
 from txl_jax.report.log import aligned, say
 from txl_jax.report.progress import Progress
-from txl_jax.runtime import storage
+from txl_jax.runtime.explain import one_line, storage_errors
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import check_streams
 from txl_jax.workdir.load import Loaded
@@ -220,8 +220,8 @@ def gradient_sizes(loaded: Loaded, tokens: Tokens, workdir: Path) -> Params:
     try:
         save_arrays(path, made | {"key": np.array(key.hexdigest())})
         say(f"the statistics of {streams.segments_per_epoch:,} gradients are in {path}")
-    except storage.errors() as error:
-        say(f"the statistics of gradients are not kept ({storage.one_line(error)})")
+    except storage_errors() as error:
+        say(f"the statistics of gradients are not kept ({one_line(error)})")
     return rms
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError, refuse
-from txl_jax.runtime.storage import one_line
+from txl_jax.runtime.explain import one_line
 
 DTYPES = {"Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": ml_dtypes.bfloat16}
 DTYPES |= {"Long": "i8", "Int": "i4", "Short": "i2", "Char": "i1"}

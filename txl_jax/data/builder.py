@@ -41,7 +41,8 @@ from txl_jax.data.options import AGAIN, SPLIT_NAMES, SPLITS
 from txl_jax.errors import UserError
 from txl_jax.report.log import say, waiting
 from txl_jax.report.progress import Progress
-from txl_jax.runtime.storage import one_line, refusing_damage
+from txl_jax.runtime.explain import one_line
+from txl_jax.runtime.storage import refusing_damage
 
 EXAMPLE_BYTES = 1 << 20  # one example; reading single lines was 700 times slower
 SHARD_BYTES = 64 << 20  # one file on disk

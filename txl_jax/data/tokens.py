@@ -29,6 +29,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.errors import UserError
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, programs, storage
+from txl_jax.runtime.explain import failed_path, one_line, storage_errors
 from txl_jax.runtime.storage import Json, refusing_damage
 
 MANIFEST = "manifest.json"
@@ -166,7 +167,7 @@ def _prepare(config: DataConfig) -> Tokens:
             _store(remote, folder)
     except OSError as error:
         raise UserError(
-            f"cannot write {storage.place(error) or folder} ({error.strerror}): make "
+            f"cannot write {failed_path(error) or folder} ({error.strerror}): make "
             f"room or set data.data_dir, now {str(root)!r}, to a writable folder"
         ) from error
     return load(folder)
@@ -230,11 +231,11 @@ def _make(
 def _reporting(verb: str, remote: RemotePath) -> Iterator[None]:
     try:
         yield
-    except storage.errors() as error:
+    except storage_errors() as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
             raise  # an error of the local disk
         raise UserError(
-            f"cannot {verb} {remote} ({storage.one_line(error)}): check the address "
+            f"cannot {verb} {remote} ({one_line(error)}): check the address "
             "and the permissions, or set data.data_dir to a local folder"
         ) from error
 

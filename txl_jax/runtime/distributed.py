@@ -28,7 +28,7 @@ from txl_jax.errors import (
     Ending,
     UserError,
 )
-from txl_jax.runtime import storage
+from txl_jax.runtime.explain import one_line
 
 Result = TypeVar("Result")
 
@@ -89,7 +89,7 @@ def connect(wait_seconds: int = CONNECT_SECONDS) -> None:
         if str(error).startswith("coordinator_address should") and not count:
             return  # no cluster
         raise UserError(
-            f"cannot find the other processes ({storage.one_line(error)}): set "
+            f"cannot find the other processes ({one_line(error)}): set "
             f"{ADDRESS}, {COUNT} and {INDEX}, {alone}"
         ) from error
     finally:
@@ -101,7 +101,7 @@ def find_devices() -> None:
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter has no message
-        reason = storage.one_line(error) if str(error) else "none of its kind is here"
+        reason = one_line(error) if str(error) else "none of its kind is here"
         line = f"no device ({reason}): check JAX_PLATFORMS"
         if jax.distributed.is_initialized():
             _write(f"txl_jax: {line}")

@@ -1,4 +1,4 @@
-"""Local files and files on gs://: paths, atomic writes, JSON and errors.
+"""Local files and files on gs://: paths, atomic writes and JSON.
 
 Local paths are `pathlib.Path`. Paths on gs:// are `etils.epath.Path`, which has the
 same methods and takes a tenth of a second to import.
@@ -9,11 +9,9 @@ import errno
 import importlib.util
 import io
 import os
-import re
 import secrets
 import shutil
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -30,11 +28,6 @@ DAMAGE = (
 
 SCHEME = "gs://"
 LIBRARIES = ("gcsfs", "google.cloud.storage")
-# Words in their errors, and in TensorStore's, when a store cannot be reached.
-UNREACHABLE = (
-    *("PermissionError", "PERMISSION_DENIED", "UNAUTHENTICATED", "Forbidden"),
-    *("UNAVAILABLE", "DEADLINE_EXCEEDED", "Cannot connect", "CURL error"),
-)
 
 
 def is_remote(path: Path | str) -> bool:
@@ -180,31 +173,3 @@ def refusing_damage(
         raise
     except expected as error:
         raise UserError(f"{path} is damaged ({error}): {fix}") from error
-
-
-def errors() -> tuple[type[Exception], ...]:
-    """Returns OSError and the libraries' exceptions, for an `except` clause."""
-    if "gcsfs" not in sys.modules:  # it reads and writes all paths on gs://
-        return (OSError,)
-    from gcsfs.retry import RETRIABLE_EXCEPTIONS, HttpError
-    from google.api_core.exceptions import GoogleAPIError
-    from google.auth.exceptions import GoogleAuthError
-
-    retried = RETRIABLE_EXCEPTIONS  # from network libraries, after all attempts
-    return OSError, *retried, HttpError, GoogleAPIError, GoogleAuthError
-
-
-def place(error: OSError) -> str | None:
-    """Returns the path that could not be used: for a rename, the target."""
-    return error.filename2 or error.filename
-
-
-def one_line(error: BaseException) -> str:
-    """Returns one line: TensorStore's array and cause, if any, and the message."""
-    text = str(error)
-    array = re.search(r"""path\\?['"]: ?\\?['"]([^/'"\\]+)/\\?['"]""", text)
-    system = re.search(r": ([^:\[]+) \[os_error_code=", text)
-    parts = [f"array {array[1]}"] if array else []
-    parts += [system[1]] if system else []
-    first = f"{type(error).__name__}: {text}".splitlines()[0]
-    return ": ".join([*parts, first[: 80 if parts else 150]])

@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from txl_jax.errors import UserError
 from txl_jax.report.log import say
 from txl_jax.runtime import storage
+from txl_jax.runtime.explain import failed_path
 
 LOCK = "run.lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # on some network disks
@@ -43,7 +44,7 @@ def locked(folder: Path) -> Iterator[None]:
             "give another --workdir"
         ) from error
     except OSError as error:
-        where, reason = storage.place(error) or folder, error.strerror
+        where, reason = failed_path(error) or folder, error.strerror
         if error.errno not in NO_LOCKS:
             raise UserError(
                 f"cannot write {where} ({reason}): give another --workdir"

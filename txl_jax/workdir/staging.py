@@ -18,7 +18,7 @@ from txl_jax.report import provenance
 from txl_jax.report.log import say
 from txl_jax.report.output import to_json
 from txl_jax.runtime import distributed, storage
-from txl_jax.runtime.explain import explain
+from txl_jax.runtime.explain import explain, one_line, storage_errors
 from txl_jax.runtime.storage import DAMAGE, Json
 
 UNWRITTEN = "unwritten"  # in a result whose files could not be written: the reason
@@ -48,7 +48,7 @@ class Staging:
         return {path: (s.st_size, s.st_mtime_ns) for path, s in states.items()}
 
     def upload(self) -> None:
-        """Uploads new and changed files; raises one of `storage.errors`."""
+        """Uploads new and changed files; raises one of `storage_errors`."""
         if self.folder == self.workdir:
             return
         for path, state in self._files().items():
@@ -64,10 +64,10 @@ class Staging:
         with self._stack:
             try:
                 self.upload()
-            except storage.errors() as error:
+            except storage_errors() as error:
                 if kind is None:
                     raise
-                reason = storage.one_line(error)
+                reason = one_line(error)
                 say(f"{self.workdir} LACKS THE LAST LINES OF ITS LOGS ({reason})")
 
 
@@ -79,9 +79,9 @@ def writing(workdir: Path, result: Json) -> Iterator[Path]:
     try:
         with Staging(workdir) as staging:
             yield staging.folder
-    except storage.errors() as error:
+    except storage_errors() as error:
         result[UNWRITTEN] = explain(error) or (
-            f"cannot write to {workdir} ({storage.one_line(error)}): check the "
+            f"cannot write to {workdir} ({one_line(error)}): check the "
             "permissions and the network, and run the command again"
         )
 
@@ -104,7 +104,7 @@ def write_files(stem: Path, result: Json, plot: Callable[[Json, Path], None]) ->
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays by name to a .npz; raises one of `storage.errors`."""
+    """Writes arrays by name to a .npz; raises one of `storage_errors`."""
     with storage.replacing(path) as file:
         np.savez(file, allow_pickle=False, **arrays)
 
