@@ -6,7 +6,7 @@ from style import BLUE, GREEN, INK, MUTED, ORANGE, RED, save
 
 from txl_jax import config
 from txl_jax.data.catalog import CORPORA
-from txl_jax.model.flops import zipf
+from txl_jax.kernels.softmax import zipf
 
 V = CORPORA["wikitext103"].vocab_size
 model = config.load("wt103_large").model

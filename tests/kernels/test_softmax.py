@@ -1,4 +1,4 @@
-"""Cross-entropy by blocks is exact, and stores no logits.
+"""Cross-entropy is exact, plain and by blocks, which store no logits.
 
 `tests.model.test_adaptive` compares its values and gradients with the dense ones.
 
@@ -17,35 +17,54 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from tests.support import tiny
-from txl_jax.kernels import cluster
-from txl_jax.kernels.cluster import Members, Rows, Table, make_cluster
-from txl_jax.kernels.softmax import blockwise_nll
+from txl_jax.kernels import softmax
+from txl_jax.kernels.softmax import PLAIN_SCORES, Table, block_sizes, cluster_sums, zipf
 from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.sharding.mesh import AXES
 from txl_jax.update.state import abstract_params
 
 
-def plain_nll(h_TE: Any, target_T: Any, table_VE: Any) -> jax.Array:
+def nll(h_TE: Any, target_T: Any, table_VE: Any) -> jax.Array:
     """Returns nll_T of a softmax over one table without biases."""
-    T, V = len(target_T), len(table_VE)
-    tokens, table = Members(h_TE, target_T, 0, T), Table(table_VE, jnp.zeros(V))
-    whole = make_cluster((Rows(0, 0, V, 0),), T)
-    return blockwise_nll((whole,), (tokens,), (table,))
+    V = len(table_VE)
+    table = Table(table_VE, jnp.zeros(V))
+    ((lse_T, score_T),) = cluster_sums((0, V), None, (h_TE,), target_T, (table,))
+    return lse_T - score_T
 
 
+@pytest.fixture(params=["plain", "blocks"])
+def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "blocks":
+        monkeypatch.setattr(softmax, "PLAIN_SCORES", 0)
+
+
+@pytest.mark.usefixtures("_form")
 def test_scores_that_overflow_are_exact() -> None:
     table_VE = np.array([[3e4], [1e3], [-3e4]], np.float32)
-    nll_T = jax.jit(plain_nll)(np.ones((2, 1)), np.array([0, 2]), table_VE)
+    nll_T = jax.jit(nll)(np.ones((2, 1)), np.array([0, 2]), table_VE)
     np.testing.assert_array_equal(nll_T, [0, 6e4])
 
 
+@pytest.mark.usefixtures("_form")
 def test_gradients_in_bfloat16_are_summed_in_float32() -> None:
     """500 tokens with one target: bfloat16 sums would stop at 256."""
     h_TE, target_T = jnp.ones((500, 1), jnp.bfloat16), jnp.zeros(500, jnp.int32)
-    grad = jax.jit(jax.grad(lambda table: plain_nll(h_TE, target_T, table).sum()))
+    grad = jax.jit(jax.grad(lambda table: nll(h_TE, target_T, table).sum()))
     grad_VE = grad(jnp.zeros((2, 1)))
     np.testing.assert_allclose(grad_VE, [[-250], [250]])
     assert grad_VE.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(("more", "plain"), [(0, True), (1, False)])
+def test_only_a_large_softmax_has_blocks(more: int, plain: bool) -> None:
+    T, V = 1 << 10, PLAIN_SCORES >> 10
+    shapes = [(T, 4), (T,), (V + more, 4)]
+    args = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in zip(shapes, ("float32", "int32", "float32"), strict=True)
+    ]
+    text = jax.jit(nll).lower(*args).as_text()
+    assert ("stablehlo.while" not in text) == plain
 
 
 def test_a_gpu_has_few_blocks_for_the_expected_tokens() -> None:
@@ -53,20 +72,13 @@ def test_a_gpu_has_few_blocks_for_the_expected_tokens() -> None:
     axes, device = (AxisType.Auto,) * 3, AbstractDevice("H100", None, "gpu")
     mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
     T, ends = 104 * 192, (0, 20_000, 40_000, 200_000, 267_735)
-    expected = [
-        cluster.expected_share(low, high, ends[-1])
-        for low, high in zip(ends, ends[1:], strict=False)
-    ]
-    assert sum(expected) == pytest.approx(1)
+    rows = [high - low for low, high in zip(ends, ends[1:], strict=False)]
+    assert sum(zipf(ends[-1], ends[1:-1])) == pytest.approx(1)
     with jax.sharding.use_abstract_mesh(mesh):
-        common = make_cluster((Rows(0, 0, 20_000, 0), Rows(1, 0, 3, 0)), T)
-        rare = [
-            make_cluster((Rows(0, 0, high - low, low),), T, share)
-            for low, high, share in zip(ends[1:], ends[2:], expected[1:], strict=False)
-        ]
-    assert (common.X, common.fixed) == (T // 2, 2)
-    assert [(each.X, each.fixed) for each in rare] == [(1408, 1), (1664, 2), (640, 1)]
-    assert make_cluster((Rows(0, 0, 20_000, 0),), T).fixed == 0
+        sizes = [block_sizes(ends, i, T, rows[i]) for i in range(4)]
+    blocks = [(T // 2, 2), (1312, 1), (1528, 2), (552, 1)]
+    assert sizes == [(X, Y, n) for (X, n), Y in zip(blocks, rows, strict=True)]
+    assert block_sizes(ends, 0, T, rows[0])[2] == 0
 
 
 def test_the_logits_are_never_stored() -> None:
@@ -85,6 +97,6 @@ def test_the_logits_are_never_stored() -> None:
     compiled = grad.lower(params, hidden_BLD, targets_BL).compile()
     shapes = re.findall(r"f32\[([\d,]+)\]", compiled.as_text() or "")
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
-    assert largest <= max(cluster.CPU.common.scores, V * D)
+    assert largest <= max(softmax.CPU.scores, V * D)
     memory: Any = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < 0.1 * 4 * T * V

@@ -15,8 +15,8 @@ import pytest
 
 from tests.reference import Array
 from tests.support import tiny
-from txl_jax.kernels import cluster
-from txl_jax.kernels.cluster import Largest, Limits
+from txl_jax.kernels import softmax
+from txl_jax.kernels.softmax import Limits
 from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.mesh import make_mesh
@@ -27,11 +27,11 @@ from txl_jax.update.state import abstract_params
 V, L = 41, 29
 BOUNDS = [(0, 13), (13, 20), (20, V), (0, V)]
 # Blocks of one score, and blocks whose sizes divide nothing.
-ONE = Limits(Largest(1, 1, 1), Largest(1, 1, 1))
-UNEVEN = Limits(Largest(40, 8, 4), Largest(24, 4, 3))
+ONE = Limits(1, 1)
+UNEVEN = Limits(40, 8)
 # As on a GPU: one block of all rows for the expected tokens, or several.
-FIXED = Limits(Largest(200, V, 4), Largest(200, V, 4), fixed=True)
-FEW = Limits(Largest(60, 9, 4), Largest(16, V, 1), fixed=True)
+FIXED = Limits(200, V, fixed=True)
+FEW = Limits(60, 9, fixed=True)
 
 CLUSTERS: dict[str, Any] = {"cutoffs": (13, 20), "div_val": 2}
 CASES: list[tuple[dict[str, Any], Limits]] = [
@@ -79,7 +79,9 @@ def test_blocks_add_up_to_the_dense_loss(
     changes: dict[str, Any], limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Targets are in one cluster, for each cluster, or in all of them."""
-    monkeypatch.setattr(cluster, "CPU", limits)
+    monkeypatch.setattr(softmax, "CPU", limits)
+    monkeypatch.setattr(softmax, "PLAIN_SCORES", 0)
+    monkeypatch.setattr(softmax, "STEP", 3)
     config, rng = tiny.config(vocab_size=V, **changes), np.random.default_rng(1)
     params = tiny.make_params(config)["embedding"]
     hidden_BLD, weights_BL = draw(1, L, tiny.D)
@@ -117,15 +119,16 @@ SPLIT: dict[str, dict[str, Any]] = {
     "one_table": {"d_model": 6, "cutoffs": (13, 20)},
     "tables": {"cutoffs": (12, 20), "div_val": 2},
     "tables_that_do_not_divide": {"cutoffs": (13, 21), "div_val": 2},
+    "plain": {},
 }
 MESHES = [(4, 1, 2), (1, 2, 4), (2, 1, 4)]
 
 
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    # The quick suite has one mesh for each vocabulary with clusters.
+    # The quick suite has one mesh for each vocabulary.
     [
-        pytest.param(name, mesh, marks=() if m == n else pytest.mark.long)
+        pytest.param(name, mesh, marks=() if m == n % 3 else pytest.mark.long)
         for n, name in enumerate(SPLIT)
         for m, mesh in enumerate(MESHES)
     ],
@@ -134,8 +137,8 @@ def test_the_vocabulary_may_be_split_over_devices(
     name: str, mesh: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Value and gradients are one device's, and no device sees all rows at once."""
-    block = Largest(15, 3, 1)
-    monkeypatch.setattr(cluster, "CPU", Limits(block, block, name == "one_table"))
+    limits = Limits(15, 3, fixed=name == "one_table")
+    monkeypatch.setattr(softmax, "CPU", limits)
     config = tiny.config(vocab_size=40, **SPLIT[name])
     devices = make_mesh(MeshConfig(*mesh))
     params = tiny.make_params(config)["embedding"]

@@ -1,43 +1,255 @@
-"""The loss of an adaptive softmax (Grave et al. 2017), exact, without stored logits.
+"""The sums of a softmax over the vocabulary, plain or in blocks.
 
-A block's scores exist only until an online softmax has summed them; the backward pass
-recomputes them. `cluster` cuts tokens and rows into blocks.
+A small vocabulary is one product and a log-sum-exp. With clusters (Grave et al. 2017),
+or for more scores than `PLAIN_SCORES`, scores exist only in blocks, until an online
+softmax has summed them; the backward pass recomputes them.
+
+Tokens are sorted by target, so those of a rare cluster are a range. Its length is known
+only at run time and determines the number of blocks: shapes are static, the cost
+follows the number of tokens in each cluster, and no token is dropped.
 
 The rows of a table may be sharded over a mesh axis whose devices all have the same
 tokens. Each device sums its own rows, and one reduction per cluster follows.
 
-Dims: T = B L tokens; V rows, V0 of the first cluster; X tokens and Y rows of a block;
-E0, E1.. per cluster.
+Dims: T tokens; V rows of a table; E features, which may differ between clusters; X
+tokens and Y rows of a block.
 """
 
 import functools
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
-from txl_jax.kernels.cluster import (
-    Cluster,
-    Members,
-    RowBlock,
-    Rows,
-    Table,
-    expected_share,
-    make_cluster,
-    over_rows,
-    part,
-    put,
-    visit_tokens,
-)
-from txl_jax.kernels.product import float32_product, product
-from txl_jax.kernels.sharded import AXES, REPLICATED, over_streams, stream_mesh
+from txl_jax.kernels.product import float32_product
+from txl_jax.kernels.sharded import device_memory, target_device
 from txl_jax.kernels.xla import MASKED
 
-Grads = tuple[Array, Array, Array]  # for hidden states, and for a block of a table
-# Tokens and tables, and each cluster's log-sum-exp of its tokens.
-Saved = tuple[tuple[Members, ...], tuple[Table, ...], list[Array]]
+# Without clusters, at most this many scores are stored, 16 MiB in float32.
+PLAIN_SCORES = 1 << 22
+
+
+class Table(NamedTuple):
+    """Rows of the softmax's weights, and their biases."""
+
+    weight_VE: Array
+    bias_V: Array
+
+
+Tables = tuple[Table, ...]
+# For each token, the log-sum-exp of a cluster's scores and the target's score, or 0.
+Sums = tuple[Array, Array]
+Gradients = tuple[Array, Table]  # for the hidden states and the table of a cluster
+Carry = TypeVar("Carry")  # of a loop
+
+
+def cluster_sums(
+    ends: tuple[int, ...],
+    axis: str | None,
+    hidden: tuple[Array, ...],
+    target_T: Array,
+    tables: Tables,
+) -> list[Sums]:
+    """Returns the sums of each cluster, arbitrary for tokens without a target in it.
+
+    The first cluster has sums for all tokens.
+
+    ends: the boundaries of the clusters. axis: the mesh axis over which the rows are
+    sharded. hidden: h_TE for each cluster. target_T: sorted if there are clusters.
+    tables: one for all clusters, or one for each.
+    """
+    if len(ends) == 2 and len(target_T) * len(tables[0].bias_V) <= PLAIN_SCORES:
+        sums = [plain_sums(axis, hidden[0], target_T, tables[0])]
+    else:
+        sums = blockwise_sums(ends, axis, hidden, target_T, tables)
+    return sums if axis is None else [sum_devices(*each, axis) for each in sums]
+
+
+def sum_devices(lse_T: Array, score_T: Array, axis: str) -> Sums:
+    """Returns the sums over the rows of all devices."""
+    highest_T = jax.lax.pmax(jax.lax.stop_gradient(lse_T), axis)
+    sum_T, score_T = jax.lax.psum((jnp.exp(lse_T - highest_T), score_T), axis)
+    return highest_T + jnp.log(sum_T), score_T
+
+
+def plain_sums(axis: str | None, h_TE: Array, target_T: Array, table: Table) -> Sums:
+    """Returns the sums of a vocabulary without clusters."""
+    score_TV = scores(h_TE.dtype, h_TE, table)
+    target_V = first_target(0, axis, table) + jnp.arange(score_TV.shape[1])
+    hit_TV = target_T[:, None] == target_V
+    score_T = jnp.where(hit_TV, score_TV, 0).sum(axis=1)
+    return jax.nn.logsumexp(score_TV, axis=1), score_T
+
+
+def first_target(first: int, axis: str | None, table: Table) -> Array | int:
+    """Returns the target of a table's first row on this device."""
+    if axis is None:
+        return first
+    return first + len(table.bias_V) * jax.lax.axis_index(axis)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def scores(dtype: DTypeLike, h_TE: Array, table: Table) -> Array:
+    """Returns h . w + b in float32, from a product of operands in `dtype`.
+
+    The gradients are accumulated in float32.
+    """
+    weight_VE = table.weight_VE.astype(dtype)
+    return float32_product("TE,VE->TV", h_TE.astype(dtype), weight_VE) + table.bias_V
+
+
+def scores_backward(
+    dtype: DTypeLike, saved: tuple[Array, Table], grad_TV: Array
+) -> Gradients:
+    """Returns the gradients of hidden states and table."""
+    h_TE, table = saved
+    short_TV = grad_TV.astype(dtype)
+    grad_TE = float32_product("TV,VE->TE", short_TV, table.weight_VE.astype(dtype))
+    grad_VE = float32_product("TV,TE->VE", short_TV, h_TE.astype(dtype))
+    return grad_TE.astype(h_TE.dtype), Table(grad_VE, grad_TV.sum(axis=0))
+
+
+scores.defvjp(lambda *args: (scores(*args), args[1:]), scores_backward)
+
+
+class Limits(NamedTuple):
+    """The maximum number of scores and of rows in a block.
+
+    fixed: whether blocks for the expected number of tokens are always computed, so that
+    no loop waits until the device has counted the tokens.
+    """
+
+    scores: int
+    rows: int
+    fixed: bool = False
+
+
+# 4 MiB of float32 fit a CPU's cache.
+CPU = Limits(1 << 20, 1 << 12)
+# On accelerators each block may transfer its rows and their gradient between the
+# device's memory and the core, about 10 E bytes per row. With 1,024 tokens this is less
+# than the traffic of the scores for E up to about 2,000.
+ACCELERATOR = Limits(1 << 22, 1 << 12)
+# The scores of a block on a GPU take 1 GiB, or 1/32 of a memory below 32 GiB. On one
+# H200, small blocks in loops whose length only the device knew took a third of an
+# update of wt103_nvidia, and copied their condition to the host 1,042 times.
+GPU_SCORES, GPU_PART, GPU_ROWS = 1 << 28, 32, 1 << 18
+# Block sizes are multiples of this number if the limits allow.
+STEP = 8
+# Rare clusters have blocks for this many times the tokens that Zipf's law expects,
+# about twice the actual number: in WikiText-2, the words after the 10,000 most frequent
+# ones are 7.1 % of the tokens; the law says 10.8 %.
+SPARE = 1.25
+# Unless their number is fixed there are this many or more, so that a cluster with few
+# tokens needs less work.
+RARE_BLOCKS = 4
+
+
+def device_limits() -> Limits:
+    """Returns the limits for the device of the running trace."""
+    platform = target_device().platform
+    if platform != "gpu":
+        return CPU if platform == "cpu" else ACCELERATOR
+    # A power of two, so that all processes compile one program.
+    most = device_memory() // (4 * GPU_PART) or GPU_SCORES
+    most = min(1 << (most.bit_length() - 1), GPU_SCORES)
+    return Limits(most, GPU_ROWS, fixed=True)
+
+
+def zipf(V: int, cutoffs: tuple[int, ...]) -> list[float]:
+    """Returns the share of all tokens in each cluster, by Zipf's law: p ~ 1 / rank.
+
+    Ids are ranks, the most frequent first, so a share is a sum of reciprocals, here the
+    difference of two logarithms.
+    """
+    ends = [math.log(end + 0.5) for end in (0, *cutoffs, V)]
+    total = ends[-1] - ends[0]
+    return [(high - low) / total for low, high in zip(ends, ends[1:], strict=False)]
+
+
+def block_sizes(ends: tuple[int, ...], i: int, T: int, V: int) -> tuple[int, int, int]:
+    """Returns X and Y of cluster i, and how many blocks of tokens are always computed.
+
+    T: all tokens; V: the cluster's rows on this device, or more.
+    """
+    limits = device_limits()
+    Y = equal_parts(V, limits.rows)
+    tokens, most = T, max(limits.scores // Y, 1)
+    if i:
+        share = zipf(ends[-1], ends[1:-1])[i]
+        tokens = min(math.ceil(SPARE * share * T / STEP) * STEP, T)
+        if not limits.fixed:
+            most = min(-(-tokens // RARE_BLOCKS), most)
+    X = equal_parts(tokens, most)
+    return X, Y, -(-tokens // X) if limits.fixed else 0
+
+
+def equal_parts(size: int, most: int) -> int:
+    """Returns the size of the fewest parts of at most `most`, a multiple of STEP."""
+    part = -(-size // -(-size // most))
+    return min(size, most, -(-part // STEP) * STEP)
+
+
+class Block(NamedTuple):
+    """A block of a cluster's tokens and rows.
+
+    It is moved back if it would exceed the tokens or the table. new_X is false for
+    tokens that an earlier block has or the cluster has not; target_Y is -1 for such
+    rows.
+    """
+
+    token: Array  # the index of the first token
+    new_X: Array
+    row: Array  # the index of the first row
+    rows: Table
+    target_Y: Array
+
+
+def over_blocks(
+    i: int,
+    ends: tuple[int, ...],
+    axis: str | None,
+    target_T: Array,
+    tables: Tables,
+    visit: Callable[[Carry, Block], Carry],
+    carry: Carry,
+) -> Carry:
+    """Folds `visit` over the blocks of cluster i."""
+    low, high = ends[i : i + 2]
+    table, first = (tables[i], low) if len(tables) > 1 else (tables[0], 0)
+    origin = first_target(first, axis, table)
+    T, V = len(target_T), len(table.bias_V)
+    own_rows = min(high - low, V)
+    X, Y, fixed = block_sizes(ends, i, T, own_rows)
+    start: Array | int = 0
+    end: Array | int = T
+    if i:
+        start, end = ((target_T < n).sum() for n in (low, high))
+
+    def visit_rows(k: Array, carry: Carry) -> Carry:
+        begin = jnp.maximum(low - origin, 0) + k * Y
+        row, new_Y = place(begin, high - origin, Y, V)
+        target_Y = jnp.where(new_Y, origin + row + jnp.arange(Y), -1)
+        rows = Table(*(part(x, row, Y) for x in table))
+
+        def visit_tokens(k: Array, carry: Carry) -> Carry:
+            token, new_X = place(start + k * X, end, X, T)
+            return visit(carry, Block(token, new_X, row, rows, target_Y))
+
+        if fixed:  # up to 4 blocks without a loop
+            unroll = min(fixed, 4)
+            carry = jax.lax.fori_loop(0, fixed, visit_tokens, carry, unroll=unroll)
+            if not i:
+                return carry
+        # After fixed blocks, usually no token is left.
+        blocks = (end - start + X - 1) // X
+        return jax.lax.fori_loop(fixed, blocks, visit_tokens, carry)
+
+    return jax.lax.fori_loop(0, -(-own_rows // Y), visit_rows, carry)
 
 
 class Stats(NamedTuple):
@@ -45,240 +257,112 @@ class Stats(NamedTuple):
 
     highest_T: Array
     sum_T: Array
-    target_T: Array
+    score_T: Array
 
 
-def score(
-    tokens: Members, first: Array, X: int, block: RowBlock
-) -> tuple[Array, Array, Array]:
-    """Returns h_XE, the scores in float32 and a mask of the targets' scores.
+def place(
+    begin: Array, end: Array | int, size: int, length: int
+) -> tuple[Array, Array]:
+    """Returns the start of a block in an array, and which elements are in begin..end.
 
-    The scores of repeated rows are masked.
+    The start is `begin`, or earlier if the block would exceed the array's length.
     """
-    h_XE = part(tokens.h_TE, first, X)
-    score_XY = float32_product("XE,YE->XY", h_XE, block.weight_YE) + block.bias_Y
-    target_X1 = part(tokens.target_T, first, X)[:, None]
-    return h_XE, jnp.where(block.new_Y, score_XY, MASKED), target_X1 == block.target_Y
+    start = jnp.clip(begin, 0, length - size)
+    index = start + jnp.arange(size)
+    return start, (index >= begin) & (index < end)
 
 
-def add_rows(tokens: Members, cluster: Cluster, stats: Stats, block: RowBlock) -> Stats:
-    """Adds the scores against a block of rows to the statistics of a cluster's tokens.
-
-    The last block may include tokens of the next cluster; their results are discarded.
-    """
-
-    X = cluster.X
-
-    def visit(stats: Stats, first: Array, _: Array) -> Stats:
-        _, score_XY, hit_XY = score(tokens, first, X, block)
-        before = Stats(*(part(x_T, first, X) for x_T in stats))
-        highest_X = jnp.maximum(before.highest_T, score_XY.max(axis=1))
-        sum_X = before.sum_T * jnp.exp(before.highest_T - highest_X)
-        sum_X += jnp.exp(score_XY - highest_X[:, None]).sum(axis=1)
-        target_X = before.target_T + jnp.where(hit_XY, score_XY, 0).sum(axis=1)
-        after = Stats(highest_X, sum_X, target_X)
-        return jax.tree.map(lambda x_T, x: put(x_T, x, first), stats, after)
-
-    return visit_tokens(tokens, cluster, visit, stats)
-
-
-def add_gradients(
-    tokens: Members,
-    cluster: Cluster,
-    lse_T: Array,
-    grad_T: Array,
-    grads: tuple[Array, Table],
-    block: RowBlock,
-) -> tuple[Array, Table]:
-    """Adds the gradients through a block of rows: (softmax - target) times grad_T.
-
-    grads: gradients of a cluster's hidden states and of a table, in float32.
-    """
-    X = cluster.X
-
-    def visit(carry: Grads, first: Array, real_X: Array) -> Grads:
-        grad_h_TE, grad_YE, grad_Y = carry
-        h_XE, score_XY, hit_XY = score(tokens, first, X, block)
-        p_XY = jnp.exp(score_XY - part(lse_T, first, X)[:, None])
-        grad_X1 = part(grad_T, first, X)[:, None]
-        grad_XY = jnp.where(real_X[:, None], (p_XY - hit_XY) * grad_X1, 0)
-        grad_Y += grad_XY.sum(axis=0)
-        grad_XY = grad_XY.astype(h_XE.dtype)
-        grad_XE = float32_product("XY,YE->XE", grad_XY, block.weight_YE)
-        grad_YE += float32_product("XY,XE->YE", grad_XY, h_XE)
-        grad_XE += part(grad_h_TE, first, X)
-        return put(grad_h_TE, grad_XE, first), grad_YE, grad_Y
-
-    grad_h_TE, grad_table = grads
-    Y, E = block.weight_YE.shape
-    carry = grad_h_TE, jnp.zeros((Y, E)), jnp.zeros(Y)
-    grad_h_TE, *more = visit_tokens(tokens, cluster, visit, carry)
-
-    def add(x: Array, more: Array) -> Array:
-        return put(x, part(x, block.start, Y) + more, block.start)
-
-    return grad_h_TE, Table(*map(add, grad_table, more))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
-def blockwise_nll(
-    clusters: tuple[Cluster, ...],
-    tokens: tuple[Members, ...],
-    tables: tuple[Table, ...],
-    axis: str | None = None,
-) -> Array:
-    """Returns the sum over clusters of -log softmax(target), nll_T in nats.
-
-    Each cluster adds to its own tokens. `clusters` refer to rows of the tables.
-    axis: the mesh axis over which the rows are sharded, if the call is inside a
-    shard_map.
-    """
-    return forward(clusters, tokens, tables, axis)[0]
-
-
-def forward(
-    clusters: tuple[Cluster, ...],
-    tokens: tuple[Members, ...],
-    tables: tuple[Table, ...],
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def blockwise_sums(
+    ends: tuple[int, ...],
     axis: str | None,
-) -> tuple[Array, Saved]:
-    """Returns nll_T and the residuals, with each cluster's log-sum-exp of tokens."""
-    # The last block may end after the last token. Its start is known only at run time,
-    # unless the cluster has all tokens.
-    real, dtype = len(tokens[0].target_T), tokens[0].h_TE.dtype
-    padding = max(
-        -real % cluster.X if cluster.all_tokens else cluster.X * max(cluster.fixed, 1)
-        for cluster in clusters
-    )
-    tokens = tuple(
-        own._replace(
-            h_TE=jnp.pad(own.h_TE, ((0, padding), (0, 0))),
-            target_T=jnp.pad(own.target_T, (0, padding)),
+    hidden: tuple[Array, ...],
+    target_T: Array,
+    tables: Tables,
+) -> list[Sums]:
+    """Returns the sums of each cluster: see `cluster_sums`."""
+
+    def add(h_TE: Array, stats: Stats, block: Block) -> Stats:
+        h_XE, target_X, before_X, sum_X, score_X = (
+            part(x, block.token, len(block.new_X)) for x in (h_TE, target_T, *stats)
         )
-        for own in tokens
-    )
-    T = real + padding
-    nll_T, lses = jnp.zeros(T), []
-    for cluster, own in zip(clusters, tokens, strict=True):
-        stats = Stats(jnp.full(T, MASKED), jnp.zeros(T), jnp.zeros(T))
-        visit = functools.partial(add_rows, own, cluster)
-        for rows in cluster.rows:
-            stats = over_rows(tables, rows, cluster, dtype, axis, visit, stats)
-        if axis is not None:
-            highest_T = jax.lax.pmax(stats.highest_T, axis)
-            sum_T = stats.sum_T * jnp.exp(stats.highest_T - highest_T)
-            sums = jax.lax.psum((sum_T, stats.target_T), axis)
-            stats = Stats(highest_T, *sums)
-        lses.append(stats.highest_T + jnp.log(stats.sum_T))
-        token_T = jnp.arange(T)
-        inside_T = (own.start <= token_T) & (token_T < own.start + own.size)
-        nll_T += jnp.where(inside_T, lses[-1] - stats.target_T, 0)
-    return nll_T[:real], (tokens, tables, lses)
+        score_XY = scores(h_TE.dtype, h_XE, block.rows)
+        score_XY = jnp.where(block.target_Y < 0, MASKED, score_XY)
+        highest_X = jnp.maximum(before_X, score_XY.max(axis=1))
+        sum_X *= jnp.exp(before_X - highest_X)
+        sum_X += jnp.exp(score_XY - highest_X[:, None]).sum(axis=1)
+        hit_XY = target_X[:, None] == block.target_Y
+        score_X += jnp.where(hit_XY, score_XY, 0).sum(axis=1)
+
+        def update(x_T: Array, x_X: Array) -> Array:
+            old_X = part(x_T, block.token, len(x_X))
+            return put(x_T, jnp.where(block.new_X, x_X, old_X), block.token)
+
+        return Stats(*map(update, stats, (highest_X, sum_X, score_X)))
+
+    result = []
+    for i, h_TE in enumerate(hidden):
+        # The first score replaces the sum of 1, which keeps other tokens finite.
+        zero_T = jnp.zeros(len(target_T))
+        stats = Stats(zero_T + MASKED, zero_T + 1, zero_T)
+        visit = functools.partial(add, h_TE)
+        stats = over_blocks(i, ends, axis, target_T, tables, visit, stats)
+        result.append((stats.highest_T + jnp.log(stats.sum_T), stats.score_T))
+    return result
+
+
+def forward(*args: Any) -> tuple[list[Sums], tuple[Any, ...]]:
+    """Returns the sums and the residuals."""
+    sums = blockwise_sums(*args)
+    return sums, (*args[2:], sums)
 
 
 def backward(
-    clusters: tuple[Cluster, ...], axis: str | None, saved: Saved, grad_T: Array
-) -> tuple[tuple[Members, ...], tuple[Table, ...]]:
-    """Returns the gradients of tokens and tables."""
-    tokens, tables, lses = saved
-    real, T, dtype = len(grad_T), len(tokens[0].target_T), tokens[0].h_TE.dtype
-    if axis is not None:
-        # shard_map divides a replicated result's gradient by the device count.
-        grad_T = jax.lax.psum(grad_T, axis)
-    grad_T = jnp.pad(grad_T, (0, T - real))
-    grad_tables = [Table(*(jnp.zeros(x.shape) for x in table)) for table in tables]
-    grad_tokens: list[Members] = []
-    for cluster, own, lse_T in zip(clusters, tokens, lses, strict=True):
-        grad_h_TE = jnp.zeros(own.h_TE.shape)
-        visit = functools.partial(add_gradients, own, cluster, lse_T, grad_T)
-        for rows in cluster.rows:
-            carry = grad_h_TE, grad_tables[rows.table]
-            carry = over_rows(tables, rows, cluster, dtype, axis, visit, carry)
-            grad_h_TE, grad_tables[rows.table] = carry
-        # Targets and ranges are integers and have no gradient.
-        grad_tokens.append(Members(grad_h_TE[:real].astype(dtype), *[None] * 3))  # type: ignore[arg-type]
-    return tuple(grad_tokens), tuple(grad_tables)
+    ends: tuple[int, ...], axis: str | None, saved: Any, grads: list[Sums]
+) -> tuple[tuple[Array, ...], None, Tables]:
+    """Returns the gradients of hidden states and tables, accumulated in float32."""
+    hidden, target_T, tables, sums = saved
 
-
-blockwise_nll.defvjp(forward, backward)
-
-
-class Softmax(NamedTuple):
-    """The parameters of the softmax over the vocabulary.
-
-    tables: one for all clusters, or one for each.
-    projs: [Ei, D] for each cluster, or None if there is no projection.
-    clusters: the first softmax's rows for the other clusters.
-    """
-
-    tables: tuple[Table, ...]
-    projs: tuple[Array | None, ...]
-    clusters: Table | None = None
-
-
-def adaptive_nll(
-    params: Softmax, hidden_BLD: Array, targets_BL: Array, cutoffs: tuple[int, ...]
-) -> Array:
-    """Returns -log p(target), nll_BL in nats; each cutoff starts a cluster.
-
-    On a mesh each device scores its own streams. The tables' rows are sharded if all
-    tables divide over the mesh axis of the vocabulary.
-    """
-    sizes = [len(table.bias_V) for table in params.tables]
-    mesh, axis = stream_mesh(hidden_BLD), AXES["V"]
-    parts = 1 if mesh is None else mesh.shape[axis]
-    if parts == 1 or any(size % parts for size in sizes):
-        axis = None
-    specs: Any = Softmax(PartitionSpec(axis), REPLICATED, REPLICATED)  # type: ignore[arg-type]
-    ends = (0, *cutoffs, sum(sizes))
-    local = functools.partial(local_nll, ends=ends, axis=axis)
-    return over_streams(local, params, hidden_BLD, targets_BL, specs=specs)
-
-
-def local_nll(
-    params: Softmax,
-    hidden_BLD: Array,
-    targets_BL: Array,
-    ends: tuple[int, ...],
-    axis: str | None,
-) -> Array:
-    """Returns nll_BL of one device's tokens; `ends` are the cluster boundaries."""
-    hidden_TD = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])
-    target_T = targets_BL.reshape(-1)
-    V, T, tables = ends[-1], len(target_T), params.tables
-
-    def narrow(i: int) -> Array:
-        proj_ED = params.projs[i]
-        return (
-            hidden_TD if proj_ED is None else product("TD,ED->TE", hidden_TD, proj_ED)
+    def add(tokens: tuple[Array, ...], carry: Gradients, block: Block) -> Gradients:
+        h_XE, target_X, lse_X, grad_lse_X, grad_score_X = (
+            part(x, block.token, len(block.new_X)) for x in tokens
         )
+        score = functools.partial(scores, h_XE.dtype)
+        score_XY, pull = jax.vjp(score, h_XE.astype(jnp.float32), block.rows)
+        grad_XY = jnp.exp(score_XY - lse_X[:, None]) * grad_lse_X[:, None]
+        hit_XY = target_X[:, None] == block.target_Y
+        grad_XY += jnp.where(hit_XY, grad_score_X[:, None], 0)
+        real_XY = block.new_X[:, None] & (block.target_Y >= 0)
+        more_XE, more = pull(jnp.where(real_XY, grad_XY, 0))
 
-    first = Rows(0, 0, ends[1], 0)
-    if params.clusters is None:
-        cluster = make_cluster((first,), T)
-        tokens = Members(narrow(0), target_T, 0, T)
-        nll_T = blockwise_nll((cluster,), (tokens,), tables, axis)
-        return nll_T.reshape(targets_BL.shape)
+        def increase(x: Array, more: Array, start: Array) -> Array:
+            return put(x, part(x, start, len(more)) + more, start)
 
-    cluster_T = jnp.searchsorted(jnp.asarray(ends[1:-1]), target_T, side="right")
-    order_T = jnp.argsort(cluster_T, stable=True)
-    hidden_TD, target_T, cluster_T = (
-        x[order_T] for x in (hidden_TD, target_T, cluster_T)
-    )
-    # All tokens need the first softmax, which also predicts the cluster.
-    rare = Rows(len(tables), 0, len(ends) - 2, V, replicated=True)
-    choice_T = jnp.where(cluster_T > 0, V + cluster_T - 1, target_T)
-    clusters = [make_cluster((first, rare), T)]
-    tokens_of = [Members(narrow(0), choice_T, 0, T)]
-    begin_G = jnp.searchsorted(cluster_T, jnp.arange(len(ends)))
-    for i in range(1, len(ends) - 1):
-        low, high = ends[i : i + 2]
-        own = Rows(i, 0, high - low, low) if len(tables) > 1 else Rows(0, low, high, 0)
-        expected = expected_share(low, high, V)
-        clusters.append(make_cluster((own,), T, expected))
-        size = begin_G[i + 1] - begin_G[i]
-        tokens_of.append(Members(narrow(i), target_T, begin_G[i], size))
-    tables = (*tables, params.clusters)
-    nll_T = blockwise_nll(tuple(clusters), tuple(tokens_of), tables, axis)
-    nll_T = jnp.zeros_like(nll_T).at[order_T].set(nll_T, unique_indices=True)
-    return nll_T.reshape(targets_BL.shape)
+        grad_TE, grad_table = carry
+        rows = block.row, block.row
+        grad_table = Table(*map(increase, grad_table, more, rows))
+        return increase(grad_TE, more_XE, block.token), grad_table
+
+    grad_hidden = []
+    grad_tables = [jax.tree.map(jnp.zeros_like, table) for table in tables]
+    for i, h_TE in enumerate(hidden):
+        table = min(i, len(tables) - 1)
+        visit = functools.partial(add, (h_TE, target_T, sums[i][0], *grads[i]))
+        carry = jnp.zeros(h_TE.shape), grad_tables[table]
+        carry = over_blocks(i, ends, axis, target_T, tables, visit, carry)
+        grad_TE, grad_tables[table] = carry
+        grad_hidden.append(grad_TE.astype(h_TE.dtype))
+    return tuple(grad_hidden), None, tuple(grad_tables)
+
+
+blockwise_sums.defvjp(forward, backward)
+
+
+def part(x: Array, start: Array, size: int) -> Array:
+    """Returns x[start : start + size]."""
+    return jax.lax.dynamic_slice_in_dim(x, start, size)
+
+
+def put(x: Array, values: Array, start: Array) -> Array:
+    """Returns x with its elements from `start` replaced."""
+    return jax.lax.dynamic_update_slice_in_dim(x, values, start, axis=0)

@@ -8,20 +8,36 @@ clusters may have smaller embeddings (Baevski and Auli 2019).
 Dims: V0, V1.. and E0, E1.. per cluster, C = V0 + G entries of the first softmax.
 """
 
+import functools
+from typing import Any, NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
-from txl_jax.kernels.cluster import Table
 from txl_jax.kernels.product import float32_product, product
-from txl_jax.kernels.sharded import over_streams
-from txl_jax.kernels.softmax import Softmax, adaptive_nll
+from txl_jax.kernels.sharded import AXES, REPLICATED, over_streams, stream_mesh
+from txl_jax.kernels.softmax import Table, cluster_sums, scores
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
 from txl_jax.model.initializers import initial, normal
 
 Shared = tuple[tuple[Array, ...], tuple[Array | None, ...]]  # tables, projections
+
+
+class Softmax(NamedTuple):
+    """The parameters of the softmax over the vocabulary.
+
+    tables: one for all clusters, or one for each.
+    projs: [Ei, D] for each cluster, or None if there is no projection.
+    choice: the first softmax's entries for the rare clusters.
+    """
+
+    tables: tuple[Table, ...]
+    projs: tuple[Array | None, ...]
+    choice: Table | None
 
 
 class EmbeddingAndSoftmax(nn.Module):
@@ -150,15 +166,65 @@ class EmbeddingAndSoftmax(nn.Module):
     def nll(self, hidden_BLD: Array, targets_BL: Array) -> Array:
         """Returns -log p(target), nll_BL in nats, in token order.
 
-        No logits are stored, and a cluster costs in proportion to its number of tokens.
+        A cluster costs in proportion to its number of tokens. On a mesh each device
+        scores its own streams. The tables' rows are sharded if all tables divide over
+        the mesh axis of the vocabulary.
         """
-        cutoffs, dtype = self.config.cutoffs, hidden_BLD.dtype
-        biases = [self.bias_V]
+        dtype, bias_V = hidden_BLD.dtype, self.bias_V
+        biases = [bias_V]
         if len(self.out_tables) > 1:
-            biases = [self.bias_V[low:high] for low, high in self.bounds]
+            biases = [bias_V[low:high] for low, high in self.bounds]
+        choice = None
+        if self.config.cutoffs:
+            choice = Table(self.cluster_table_GE, self.cluster_bias_G)
         params = Softmax(
             tuple(map(Table, self.out_tables, biases)),
             tuple(None if x is None else x.astype(dtype) for x in self.out_projs),
-            Table(self.cluster_table_GE, self.cluster_bias_G) if cutoffs else None,
+            choice,
         )
-        return adaptive_nll(params, hidden_BLD, jnp.asarray(targets_BL), cutoffs)
+        mesh, axis = stream_mesh(hidden_BLD), AXES["V"]
+        parts = 1 if mesh is None else mesh.shape[axis]
+        if parts == 1 or any(len(bias_V) % parts for bias_V in biases):
+            axis = None
+        specs: Any = Softmax(PartitionSpec(axis), REPLICATED, REPLICATED)  # type: ignore[arg-type]
+        ends = (0, *(high for _, high in self.bounds))
+        local = functools.partial(nll_of_streams, ends, axis)
+        targets_BL = jnp.asarray(targets_BL)
+        return over_streams(local, params, hidden_BLD, targets_BL, specs=specs)
+
+
+def nll_of_streams(
+    ends: tuple[int, ...],
+    axis: str | None,
+    params: Softmax,
+    hidden_BLD: Array,
+    targets_BL: Array,
+) -> Array:
+    """Returns nll_BL of the streams of one device.
+
+    ends: the boundaries of the clusters. axis: the mesh axis over which the rows of the
+    tables are sharded.
+    """
+    hidden_TD = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])
+    target_T = targets_BL.reshape(-1)
+    if params.choice is not None:
+        order_T = jnp.argsort(target_T)
+        hidden_TD, target_T = hidden_TD[order_T], target_T[order_T]
+    hidden = tuple(
+        hidden_TD if proj_ED is None else product("TD,ED->TE", hidden_TD, proj_ED)
+        for proj_ED in params.projs
+    )
+    sums = cluster_sums(ends, axis, hidden, target_T, params.tables)
+    lse_T, score_T = sums[0]
+    if params.choice is None:
+        return (lse_T - score_T).reshape(targets_BL.shape)
+    # All tokens need the first softmax, which also predicts the cluster.
+    choice_TG = scores(hidden_TD.dtype, hidden[0], params.choice)
+    lse_T = jnp.logaddexp(lse_T, jax.nn.logsumexp(choice_TG, axis=1))
+    nll_T = lse_T - score_T
+    for i, (low, high) in enumerate(zip(ends[1:], ends[2:], strict=False)):
+        lse_T, score_T = sums[i + 1]
+        rare_T = lse_T - score_T - choice_TG[:, i]
+        nll_T += jnp.where((low <= target_T) & (target_T < high), rare_T, 0)
+    nll_T = jnp.zeros_like(nll_T).at[order_T].set(nll_T, unique_indices=True)
+    return nll_T.reshape(targets_BL.shape)

@@ -9,8 +9,7 @@ Dims: B streams, L segment, T tokens, M memory, D model, H heads, A head,
 F feed-forward, V vocabulary.
 """
 
-import numpy as np
-
+from txl_jax.kernels.softmax import zipf
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fast_weights import fast_products
 from txl_jax.model.positions import distances
@@ -85,13 +84,3 @@ def vocabulary_products(config: ModelConfig, T: float) -> tuple[float, float]:
     for i in range(1, len(sizes)):
         scored += 2.0 * T * parts[i] * sizes[i] * (ends[i + 1] - ends[i])
     return 2 * each, scored
-
-
-def zipf(V: int, cutoffs: tuple[int, ...]) -> list[float]:
-    """Returns the share of all tokens in each cluster, by Zipf's law: p ~ 1 / rank.
-
-    Ids are ranks, the most frequent first, so a share is a sum of reciprocals, here the
-    difference of two logarithms.
-    """
-    ends = np.log([0.5, *(cutoff + 0.5 for cutoff in cutoffs), V + 0.5])
-    return (np.diff(ends) / (ends[-1] - ends[0])).tolist()
