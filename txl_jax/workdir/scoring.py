@@ -13,7 +13,7 @@ from txl_jax.evaluate.text_reader import Results, TextReader, join
 from txl_jax.runtime.storage import to_utf8
 from txl_jax.workdir.load import Loaded
 
-Text = str | np.ndarray | list[int]
+TextOrTokens = str | np.ndarray | list[int]
 # (texts, prefix_T) -> the results of each text, in parts.
 ReadTexts = Callable[[Iterable[np.ndarray], np.ndarray], Iterator[Iterator[Results]]]
 
@@ -37,7 +37,9 @@ def open_reader(loaded: Loaded, *names: str) -> ReadTexts:
     return functools.partial(reader.read, loaded.params)
 
 
-def score(loaded: Loaded, texts: Iterable[Text], prefix: Text = "") -> list[np.ndarray]:
+def score(
+    loaded: Loaded, texts: Iterable[TextOrTokens], prefix: TextOrTokens = ""
+) -> list[np.ndarray]:
     """Returns nll_T of each text: the nats of each of its T tokens, float32.
 
     A text is a str, which `loaded.vocab` encodes, or its tokens. Texts have any
@@ -52,7 +54,7 @@ def score(loaded: Loaded, texts: Iterable[Text], prefix: Text = "") -> list[np.n
 
 
 def hidden_states(
-    loaded: Loaded, texts: Iterable[Text], prefix: Text = ""
+    loaded: Loaded, texts: Iterable[TextOrTokens], prefix: TextOrTokens = ""
 ) -> list[np.ndarray]:
     """Returns hidden_TD of each text: the last layer's output at each token, float32.
 
@@ -63,7 +65,7 @@ def hidden_states(
 
 
 def _read(
-    loaded: Loaded, texts: Iterable[Text], prefix: Text, name: str
+    loaded: Loaded, texts: Iterable[TextOrTokens], prefix: TextOrTokens, name: str
 ) -> list[np.ndarray]:
     refuse(isinstance(texts, str), "texts is one text: give a list of texts")
     prefix_T = encode_text(loaded, prefix, "prefix")
@@ -72,7 +74,7 @@ def _read(
     return [join(parts)[name] for parts in read(encoded, prefix_T)]
 
 
-def encode_text(loaded: Loaded, text: Text, name: str) -> np.ndarray:
+def encode_text(loaded: Loaded, text: TextOrTokens, name: str) -> np.ndarray:
     """Returns the tokens of a text; raises UserError with its name."""
     if isinstance(text, str):
         is_number = text and loaded.vocab.kind == NumberVocab.kind
