@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from txl_jax.checkpoint import save_restore
-from txl_jax.checkpoint.save_restore import Checkpoints
+from txl_jax.checkpoint.save_restore import Checkpoints, Snapshot, restore_or_init
 from txl_jax.config import Config
 from txl_jax.data.files import require_apart
 from txl_jax.data.options import SLACK
@@ -159,14 +158,14 @@ class Run:
         """
         started, train = time.perf_counter(), self.config.train
         with ExitStack() as stack:
-            self._open(stack)
-            step, state, position = self.start
+            step, state, position = self._open(stack)
+            has_validation = self.checkpoints.has_validation(step)
             batches = stack.enter_context(closing(self.batches(step, position)))
             stack.enter_context(jax.transfer_guard("disallow"))
             # Innermost: after the loss of a process, leaving the contexts above would
             # hang.
             stack.push(distributed.exit_on_error)
-            if self.repeats_validation:
+            if step and train.is_validation_due(step) and not has_validation:
                 self.finish_step(step, state, position)
             while step < train.num_steps:
                 segments, (next_step, position) = next(batches)
@@ -186,21 +185,17 @@ class Run:
         }
         return self.result
 
-    def _open(self, stack: ExitStack) -> None:
+    def _open(self, stack: ExitStack) -> Snapshot:
         """Restores the state, and opens the run's files, which `stack` closes."""
         config, enter = self.config, stack.enter_context
         train = config.train
         self.stop = enter(preemption.listening())
         self.checkpoints = enter(Checkpoints(self.workdir, config.checkpoint.keep))
-        self.start = save_restore.restore_or_init(
+        first = restore_or_init(
             self.checkpoints, self.workdir, self.updater, self.params
         )
         self.staging = enter(Staging(self.workdir, METRICS))
-        folder, step = self.staging.folder, self.start.step
-        has_validation = self.checkpoints.has_validation(step)
-        self.repeats_validation = (
-            step > 0 and train.is_validation_due(step) and not has_validation
-        )
+        folder, step = self.staging.folder, first.step
         B, L = train.batch_size, train.ext_len + train.tgt_len
         G = train.gradient_segments
         flops = needed_flops(config.model, B, L, training=True, together=G)
@@ -215,7 +210,7 @@ class Run:
             every=train.log_every,
             send=(events.scalars, self.send_line),
             ideal_seconds=train.segments_per_update * flops / peak,
-            has_validation=has_validation,
+            has_validation=self.checkpoints.has_validation(step),
         )
         self.log = enter(log)
         # The update at which too many in a row were skipped, which ends the run.
@@ -224,6 +219,7 @@ class Run:
         self.compiled: dict[int, jax.stages.Compiled] = {}
         # Calls whose metrics have not been fetched: (first step, metrics).
         self.calls: deque[tuple[int, Metrics]] = deque()
+        return first
 
     def batches(
         self, step: int, position: Position

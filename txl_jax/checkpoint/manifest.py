@@ -116,15 +116,14 @@ def read_manifest(folder: Path, step: int) -> Manifest:
 def best(manifests: Iterable[Manifest]) -> int:
     """Returns the step with the least validation loss, the newest of equal ones.
 
-    NaN is worse than any number, and no validation is worse than NaN.
+    NaN, and a step that was not validated, are worse than any number.
     """
 
-    def rank(each: Manifest) -> tuple[int, float, int]:
-        nll = math.inf if each.valid_nll is None else each.valid_nll
-        missing = 2 if each.valid_nll is None else int(math.isnan(nll))
-        return missing, 0.0 if missing else nll, -each.step
+    def loss(each: Manifest) -> float:
+        nll = each.valid_nll
+        return math.inf if nll is None or math.isnan(nll) else nll
 
-    return min(manifests, key=rank).step
+    return min(manifests, key=lambda each: (loss(each), -each.step)).step
 
 
 def check_arrays(manifest: Manifest, like: Items) -> None:
