@@ -74,6 +74,11 @@ class Choices(tuple[Any, ...]):
 one_of = Choices
 
 
+# Modes that train, or save a config for a training, and modes that have a model.
+TRAINING = "train import compile table"
+WITH_MODEL = f"{TRAINING} evaluate generate score attention export speed recl"
+
+
 class Role(enum.Flag):
     """What the value of a field means to other runs and machines."""
 

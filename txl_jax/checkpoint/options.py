@@ -3,13 +3,11 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.fields import Role, Section, at_least, field
+from txl_jax.fields import TRAINING, Role, Section, at_least, field
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointConfig(
-    Section, name="checkpoint", modes="train import compile table", roles=Role.LOCAL
-):
+class CheckpointConfig(Section, name="checkpoint", modes=TRAINING, roles=Role.LOCAL):
     """When to save and how many to keep; every validated step is saved."""
 
     every_steps: int = field(4_000, at_least(1), help="Updates between checkpoints.")

@@ -4,7 +4,16 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from txl_jax.errors import UserError, nearest, refuse
-from txl_jax.fields import Role, Section, at_least, field, fraction, one_of, positive
+from txl_jax.fields import (
+    WITH_MODEL,
+    Role,
+    Section,
+    at_least,
+    field,
+    fraction,
+    one_of,
+    positive,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +43,7 @@ FREE = Role.IDENTITY | Role.INHERITED
 class ModelConfig(
     Section,
     name="model",
-    modes="train evaluate generate score attention import export compile table speed "
-    "recl",
+    modes=WITH_MODEL,
     roles=Role.IDENTITY | Role.ARCHITECTURE | Role.INHERITED,
 ):
     """A Transformer-XL; the defaults are the paper's 12 layers for enwik8 (Table 2).

@@ -2,13 +2,11 @@
 
 import dataclasses
 
-from txl_jax.fields import Role, Section, field
+from txl_jax.fields import TRAINING, Role, Section, field
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig(
-    Section, name="run", modes="train import compile table", roles=Role.LOCAL
-):
+class RunConfig(Section, name="run", modes=TRAINING, roles=Role.LOCAL):
     """Logging and profiling."""
 
     wandb: str = field("", help="Project on Weights & Biases. Empty: off.")

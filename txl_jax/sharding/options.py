@@ -3,17 +3,11 @@
 import dataclasses
 
 from txl_jax.errors import UserError
-from txl_jax.fields import Role, Section, at_least, field
+from txl_jax.fields import WITH_MODEL, Role, Section, at_least, field
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig(
-    Section,
-    name="mesh",
-    modes="train evaluate generate score attention import export compile table speed "
-    "recl",
-    roles=Role.LOCAL,
-):
+class MeshConfig(Section, name="mesh", modes=WITH_MODEL, roles=Role.LOCAL):
     """Devices along each axis of the mesh; one field may be -1, the remaining ones."""
 
     data: int = field(

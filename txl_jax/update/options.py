@@ -4,6 +4,7 @@ import dataclasses
 
 from txl_jax.errors import refuse
 from txl_jax.fields import (
+    TRAINING,
     Role,
     Section,
     at_least,
@@ -16,9 +17,7 @@ from txl_jax.fields import (
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig(
-    Section, name="train", modes="train import compile table", roles=Role.IDENTITY
-):
+class TrainConfig(Section, name="train", modes=TRAINING, roles=Role.IDENTITY):
     """How to train; steps and intervals count updates."""
 
     seed: int = field(
@@ -130,9 +129,7 @@ class TrainConfig(
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimConfig(
-    Section, name="optim", modes="train import compile table", roles=Role.IDENTITY
-):
+class OptimConfig(Section, name="optim", modes=TRAINING, roles=Role.IDENTITY):
     """How to update parameters; the defaults follow the paper's released recipes."""
 
     optimizer: str = field(
