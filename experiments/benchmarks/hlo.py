@@ -47,8 +47,8 @@ class HloProgram:
                 self.computations[name] = {}
                 self.entry = name if head[1] else self.entry
             elif match := instruction.match(line):
-                root, own, result, kind, rest = match.groups()
-                self.computations[name][own] = Op(kind, result, rest, bool(root))
+                root, target, result, kind, rest = match.groups()
+                self.computations[name][target] = Op(kind, result, rest, bool(root))
 
     def visit(self, name: str = "", times: int = 1) -> Iterator[tuple[Op, str, int]]:
         """Yields (instruction, its computation, how often it runs).

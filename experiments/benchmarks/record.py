@@ -55,15 +55,15 @@ def make_parser(description: str | None, repeats: int = 5) -> argparse.ArgumentP
 
 
 def case(
-    name: str, tokens: int, timings: dict[str, Timing], **more: dict[str, Any]
+    name: str, tokens: int, timings: dict[str, Timing], **further: dict[str, Any]
 ) -> dict[str, Any]:
     """Returns the results of one case, for all of its sides.
 
-    more: further results by side. With two sides, ratio is the second's median time
+    further: further results by side. With two sides, ratio is the second's median time
     divided by the first's.
     """
     sides = {
-        side: timing.describe(tokens) | more.get(side, {})
+        side: timing.describe(tokens) | further.get(side, {})
         for side, timing in timings.items()
     }
     result: dict[str, Any] = {"case": name, "sides": sides}

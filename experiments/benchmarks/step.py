@@ -57,8 +57,8 @@ def train(args: argparse.Namespace, watch: quiet.Watch, name: str) -> dict[str, 
             describe[f"peer, {dtype}"] = functools.partial(describe_peer, other)
     programs = {side: quiet.times(args.updates, call) for side, call in updates.items()}
     timings = quiet.alternate(programs, args.repeats, watch)
-    more = {side: call() for side, call in describe.items()}
-    result = record.case(name, args.updates * job.tokens, timings, **more)
+    described = {side: call() for side, call in describe.items()}
+    result = record.case(name, args.updates * job.tokens, timings, **described)
     if peer.is_available():
         ours_seconds, peer_seconds = (
             min(timings[f"{side}, {dtype}"].median for dtype in ("float32", "bfloat16"))
@@ -130,11 +130,11 @@ def compare(
 ) -> dict[str, Any]:
     """Times the updates of several jobs with equally many tokens."""
     steps = {side: Step(job) for side, job in jobs.items()}
-    more = {side: step.compile().describe() for side, step in steps.items()}
+    described = {side: step.compile().describe() for side, step in steps.items()}
     programs = {side: quiet.times(updates, step.update) for side, step in steps.items()}
     timings = quiet.alternate(programs, args.repeats, watch)
     tokens = max(job.tokens for job in jobs.values())
-    return record.case(name, updates * tokens, timings, **more)
+    return record.case(name, updates * tokens, timings, **described)
 
 
 def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:

@@ -98,17 +98,17 @@ def run_cell(args: argparse.Namespace, cell: dict[str, int]) -> dict[str, Any]:
     task = make_task(args, cell)
     config = make_config(args, cell, task.write(args.workdir / "tasks"))
     name = "-".join(f"{key}={value}" for key, value in cell.items())
-    kind = f"recall={args.recall}-" * bool(args.recall) + f"layers={args.n_layer}"
+    setting = f"recall={args.recall}-" * bool(args.recall) + f"layers={args.n_layer}"
     size = f"batch_size={args.batch_size}-updates={args.updates}"
-    folder = args.workdir / f"{kind}-{name}-{size}"
+    folder = args.workdir / f"{setting}-{name}-{size}"
 
     def measure() -> dict[str, Any]:
         say(f"copying: {folder}")
         started = time.perf_counter()
-        found = train_and_count(config, folder)
+        counts = train_and_count(config, folder)
         seconds = time.perf_counter() - started
         origin = {"seconds": seconds, "provenance": provenance.describe_result()}
-        return {**describe(config, task), **found, **origin}
+        return {**describe(config, task), **counts, **origin}
 
     return cached(folder / RESULT, cell, measure)
 
@@ -140,13 +140,13 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
     pairs = {(cell["mem_len"], cell["gradient_segments"]) for cell in cells}
     by_memory = len({mem_len for mem_len, _ in pairs}) > 1
     for number, (mem_len, G) in enumerate(sorted(pairs)):
-        own = [
+        row = [
             cell
             for cell in cells
             if (cell["mem_len"], cell["gradient_segments"]) == (mem_len, G)
         ]
         by_distance = [
-            [cell["accuracy"] for cell in own if cell["distance_tokens"] == distance]
+            [cell["accuracy"] for cell in row if cell["distance_tokens"] == distance]
             for distance in distances
         ]
         points = [
@@ -162,8 +162,8 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
         if by_memory:
             height, start = 1.04 + 0.035 * number, 0
             for name, style in BARS.items():
-                axes.plot([start, own[0][name]], [height, height], color=color, **style)
-                start = own[0][name]
+                axes.plot([start, row[0][name]], [height, height], color=color, **style)
+                start = row[0][name]
     if by_memory:
         title = (
             "above: seen by every token of a segment (thick), by its last token "

@@ -146,7 +146,7 @@ def regress(features: dict[str, Any], parts: dict[str, Texts]) -> tuple[Any, flo
     def score(regression: Any, part: str) -> float:
         return float(regression.score(features[part], parts[part].class_P))
 
-    best = max(map(fit, PENALTIES), key=lambda found: score(found, "validation"))
+    best = max(map(fit, PENALTIES), key=lambda each: score(each, "validation"))
     return best, score(best, "test")
 
 
@@ -216,10 +216,10 @@ def sum_losses(
     def read(carry: tuple, segment: tuple) -> tuple[tuple, None]:
         (memory, sums_2BD), (tokens_BL, length_B, n) = carry, segment
         rngs = None if key is None else {"dropout": jax.random.fold_in(key, n)}
-        found: Any = model.apply(
+        output: Any = model.apply(
             {"params": params["model"]}, tokens_BL, memory, length_B=length_B, rngs=rngs
         )
-        hidden_BLD, memory = found
+        hidden_BLD, memory = output
         is_real_BL = jnp.arange(SEGMENT) < length_B[:, None]
         x_BLD = hidden_BLD.astype(jnp.float32) * is_real_BL[..., None]
         sums_2BD += jnp.stack([x_BLD.sum(axis=1), jnp.square(x_BLD).sum(axis=1)])
@@ -311,10 +311,10 @@ def fine_tune(
             key = jax.random.fold_in(jax.random.key(seed), updates)
             params, state = update(params, state, batch, key)
             updates += 1
-        found = evaluate(params, "validation")
-        print(f"epoch {epoch}: validation {-found[1]:.3f} nats, {found[0]:.1%}")
-        if found > highest:
-            best, highest, best_epoch = params, found, epoch
+        result = evaluate(params, "validation")
+        print(f"epoch {epoch}: validation {-result[1]:.3f} nats, {result[0]:.1%}")
+        if result > highest:
+            best, highest, best_epoch = params, result, epoch
         elif epoch - best_epoch >= PATIENCE:
             break
     return {"accuracy": evaluate(best, "test")[0], "best_epoch": best_epoch}
@@ -348,10 +348,10 @@ def classify(
         head, accuracy = regress(features, parts)
         rows["frozen"].append(accuracy)
         print(f"seed {seed}: TF-IDF {rows['tfidf'][-1]:.1%}, frozen {accuracy:.1%}")
-        found = fine_tune(loaded, head, parts, layers=layers, rate=rate, seed=seed)
-        rows["fine_tuned"].append(found["accuracy"])
-        rows["best_epoch"].append(found["best_epoch"])
-        print(f"seed {seed}: fine-tuned {found['accuracy']:.1%}")
+        tuned = fine_tune(loaded, head, parts, layers=layers, rate=rate, seed=seed)
+        rows["fine_tuned"].append(tuned["accuracy"])
+        rows["best_epoch"].append(tuned["best_epoch"])
+        print(f"seed {seed}: fine-tuned {tuned['accuracy']:.1%}")
         for name, part in parts.items():
             rows[f"{name}_texts"].append(len(part.texts))
         counts_C = np.bincount(parts["test"].class_P)

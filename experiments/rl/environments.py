@@ -136,10 +136,10 @@ def search(length: int) -> Environment:
         moves = jnp.array([[-1, 0], [1, 0], [0, -1], [0, 1]])
         row, column = jnp.clip(place(room.cell) + moves[action], 0, ROOM - 1)
         cell = row * ROOM + column
-        found = cell == room.goal
-        cell = jnp.where(found, elsewhere(key, room.goal), cell)
+        at_goal = cell == room.goal
+        cell = jnp.where(at_goal, elsewhere(key, room.goal), cell)
         room = Room(room.goal, cell, room.time + 1)
-        return room, observe(room), found.astype(jnp.float32), room.time == length
+        return room, observe(room), at_goal.astype(jnp.float32), room.time == length
 
     return Environment(begin, step, observed=2 * ROOM + 9, actions=4)
 

@@ -141,8 +141,8 @@ def rematerialize(block: type[nn.Module], config: ModelConfig) -> type[nn.Module
 
     `jax.ad_checkpoint.checkpoint_name` gives its arrays these names.
     """
-    kind, names = parse_remat(config.remat_policy)
-    if kind == "none":
+    base, names = parse_remat(config.remat_policy)
+    if base == "none":
         return block
     policies = jax.checkpoint_policies
     keep = {
@@ -161,4 +161,4 @@ def rematerialize(block: type[nn.Module], config: ModelConfig) -> type[nn.Module
     # Without a loop between the passes the compiler would merge the two computations;
     # inside a loop, preventing that only costs time.
     unrolled = count_unrolled(config) == config.n_layer
-    return nn.remat(block, prevent_cse=unrolled, policy=keep[kind])
+    return nn.remat(block, prevent_cse=unrolled, policy=keep[base])

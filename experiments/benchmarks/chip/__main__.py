@@ -132,13 +132,13 @@ class Child:
 
     def output(self, key: str) -> Any:
         """Returns what the process printed under a key, or None."""
-        found = None
+        last = None
         for line in self.out.read_text("utf-8", "replace").splitlines():
             with contextlib.suppress(ValueError):  # half a line, or a library's own
                 printed = json.loads(line)
                 if isinstance(printed, dict) and key in printed:
-                    found = printed[key]
-        return found
+                    last = printed[key]
+        return last
 
     def is_compiling(self) -> bool:
         """Returns whether the process neither waits for its turn nor has ended."""

@@ -111,9 +111,9 @@ def seconds_of(call: Callable[[], Any]) -> tuple[float, list[float]]:
 
     repeat(1)
     count = max(round(SECONDS / repeat(1)), 1)
-    found = [repeat(count) for _ in range(REPEATS)]
-    median = statistics.median(found)
-    return median, [round(each / median, 3) for each in found]
+    seconds = [repeat(count) for _ in range(REPEATS)]
+    median = statistics.median(seconds)
+    return median, [round(each / median, 3) for each in seconds]
 
 
 def use(rate: float, flops: float) -> Row:
@@ -139,10 +139,10 @@ def profile(part: Row, call: Callable[[], Any], updates: int = 1) -> Row:
         with jax.profiler.trace(folder):
             jax.block_until_ready(call())
         (path,) = Path(folder).rglob("*.xplane.pb")
-        found: dict[str, list[float]] = collections.defaultdict(list)
+        times: dict[str, list[float]] = collections.defaultdict(list)
         for name, nanoseconds in events(jax.profiler.ProfileData.from_file(str(path))):
-            found[name].append(nanoseconds / 1e6)
-    longest = sorted(found.items(), key=lambda item: -sum(item[1]))[:PRINTED]
+            times[name].append(nanoseconds / 1e6)
+    longest = sorted(times.items(), key=lambda item: -sum(item[1]))[:PRINTED]
     rows = [(name, sum(ms) / updates, len(ms) / updates) for name, ms in longest]
     return {"kernels": rows}
 

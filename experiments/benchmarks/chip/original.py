@@ -93,10 +93,10 @@ def prepare(part: Row) -> Callable[[], Row]:
 
     def measure() -> Row:
         count = max(round(SECONDS / seconds_of(1)), 1)
-        found = [seconds_of(count) for _ in range(REPEATS)]
-        seconds = statistics.median(found)
+        times = [seconds_of(count) for _ in range(REPEATS)]
+        seconds = statistics.median(times)
         row: Row = {"L": L, "seconds": seconds, "tokens_per_second": L * B / seconds}
-        row["spread"] = [round(each / seconds, 3) for each in found]
+        row["spread"] = [round(each / seconds, 3) for each in times]
         if device == "cuda":
             row["peak_bytes"] = torch.cuda.max_memory_allocated()
         return row | {"torch": torch.__version__}
