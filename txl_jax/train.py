@@ -1,6 +1,7 @@
 """A run: `plan` checks it, `Run.train` makes its updates, logs, validates and saves."""
 
 import dataclasses
+import json
 import time
 from collections import deque
 from collections.abc import Generator
@@ -43,7 +44,8 @@ from txl_jax.update.state import (
 )
 from txl_jax.update.step import REASONS, make_updater
 from txl_jax.workdir import resolve, run_record
-from txl_jax.workdir.folder import METRICS
+from txl_jax.workdir.folder import KERNELS_FILE, METRICS
+from txl_jax.workdir.kernel_choice import choose_kernels
 from txl_jax.workdir.load import initial_data, load_initial
 from txl_jax.workdir.lock import locked
 from txl_jax.workdir.resolve import NO_TOKENS, TokenIds
@@ -110,11 +112,16 @@ class Run:
         """Raises UserError if the config does not fit the machine."""
         self.config, self.workdir = config, workdir
         self.mesh = resolve.fit_mesh(config)
-        self.updater = make_updater(config.model, config.train, config.optim, self.mesh)
+        models, self.kernel_rows = choose_kernels(config, workdir, self.mesh)
+        model, self.evaluation_model = models
+        self.updater = make_updater(model, config.train, config.optim, self.mesh)
         rows = host_rows(self.mesh, config.train.batch_size, "train.batch_size")
         self.streams = make_streams(config, train_tokens, rows, ids)
         self.evaluate = make_evaluate(
-            config.model, config.eval, self.mesh, reset_memory_at=ids.eval_reset
+            self.evaluation_model,
+            config.eval,
+            self.mesh,
+            reset_memory_at=ids.eval_reset,
         )
         self.valid_tokens = valid_tokens
         self.params: Params | None = None  # of a fresh run; None = random
@@ -194,6 +201,9 @@ class Run:
         first = restore_or_init(
             self.checkpoints, self.workdir, self.updater, self.params
         )
+        if self.kernel_rows:
+            text = json.dumps(self.kernel_rows, indent=2) + "\n"
+            storage.write_atomically(self.workdir / KERNELS_FILE, text)
         self.staging = enter(Staging(self.workdir, METRICS))
         folder, step = self.staging.folder, first.step
         B, L = train.batch_size, train.ext_len + train.tgt_len

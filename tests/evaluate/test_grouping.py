@@ -14,7 +14,7 @@ from txl_jax.evaluate import grouping
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import make_evaluate
-from txl_jax.kernels import cudnn, dispatch
+from txl_jax.kernels import cudnn
 from txl_jax.kernels.dispatch import KERNELS
 from txl_jax.kernels.sharded import follow_mesh
 from txl_jax.sharding.mesh import AXES, make_mesh
@@ -38,18 +38,6 @@ def test_sizes(kernel: str, M: int, B: int, L: int, expected: tuple[int, int]) -
     segments = count_segments(config, 0, B, L)
     assert (segments, window_tokens(config, segments, B, L)) == expected
     assert count_segments(config, 3 if M else 0, B, L) == (3 if M else 1)
-
-
-def test_windows_follow_the_kernel_that_auto_selects(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    axes, device = (AxisType.Auto,) * 3, AbstractDevice("H100", None, "gpu")
-    mesh = AbstractMesh((1, 1, 1), AXES, axis_types=axes, abstract_device=device)
-    config = dataclasses.replace(ENWIK8, mem_len=2100)
-    with jax.sharding.use_abstract_mesh(mesh):
-        assert window_tokens(config, 12, 1, 80) == 480  # at most a quarter is wasted
-        monkeypatch.setattr(dispatch, "MANY_SCORES", 8 * 80 * 2180)
-        assert window_tokens(config, 12, 1, 80) == 960, "chunked skips what is masked"
 
 
 def test_a_gpu_reads_more_segments_in_windows_with_the_same_results(

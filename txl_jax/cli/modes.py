@@ -11,14 +11,13 @@ from etils import epy
 
 from txl_jax.checkpoint import save_restore
 from txl_jax.cli.flags import MODES, Command
-from txl_jax.config import Config, values_of, with_values
+from txl_jax.config import values_of
 from txl_jax.data import tokens as token_files
 from txl_jax.data.options import DataConfig
 from txl_jax.errors import BadNumbers, UserError
-from txl_jax.kernels import check, dispatch
 from txl_jax.paper.options import MEMORIES
 from txl_jax.report import provenance
-from txl_jax.report.log import log_to_screen, say, waiting
+from txl_jax.report.log import log_to_screen, say
 from txl_jax.report.output import to_json
 from txl_jax.runtime import distributed, programs
 from txl_jax.runtime.explain import explain
@@ -92,10 +91,7 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
     with session(command.mode, is_program):
         if is_program:
             start_processes(command)
-        checked = command
-        if command.mode not in ("prepare", "import", "export", "compile"):
-            checked = command._replace(config=check_kernel(command.config))
-        result = {"mode": command.mode, **RUN[command.mode](checked)}
+        result = {"mode": command.mode, **RUN[command.mode](command)}
         check_finite(result)
         distributed.wait_for_all()
     if not distributed.is_first():
@@ -124,26 +120,6 @@ def session(mode: str, is_program: bool) -> Iterator[None]:
             if not (line := explain(error, mode)):
                 raise
             raise UserError(line) from error
-
-
-def check_kernel(config: Config) -> Config:
-    """Returns the config with the kernel `xla` if `auto` would take a faulty one.
-
-    Where `auto` means `tpu`, that kernel is compared with `xla` on this device first.
-    """
-    device = jax.local_devices()[0].device_kind
-    if config.model.kernel != "auto" or dispatch.FASTEST.get(device) != "tpu":
-        return config
-    rates = check.RATES if config.model.dropatt else (0.0,)
-    with waiting(f"checking the kernel tpu on {device}"):
-        fault = check.fault(dispatch.KERNELS["tpu"], [config.model.dtype], rates)
-    if not distributed.anywhere(bool(fault)):
-        return config
-    say(
-        f"the kernel tpu fails its check on {device}, so model.kernel is xla: "
-        f"{fault or 'found by another process'}"
-    )
-    return with_values(config, {"model.kernel": "xla"})
 
 
 def start_processes(command: Command) -> None:

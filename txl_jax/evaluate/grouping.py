@@ -10,18 +10,14 @@ Dims: B streams, L segment, M memory, W tokens of a window.
 """
 
 import math
-from typing import cast
 
-import jax
-from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.kernels.dispatch import fastest
-from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.sharded import device_memory, target_device
 from txl_jax.model.config import ModelConfig
 from txl_jax.sharding.rules import shards
 
+SKIP_HIDDEN = ("chunked", "tpu")  # kernels that skip keys outside the interval
 # Rows of a call on one device. Parameters are read, and the memory is copied, once for
 # each call. The products of bfloat16 on a TPU or a GPU are bound by arithmetic from 240
 # to 300 rows on; with a memory of 2,100, 960 rows were 5 % faster than 480 on a CPU.
@@ -77,23 +73,8 @@ def call_bytes(config: ModelConfig, B: int, n_segments: int, L: int) -> int:
     W = window_tokens(config, n_segments, B, L)
     numbers = 2 * config.n_layer * H * A * (M + T) + T * (4 * config.d_model)
     numbers += T * config.hidden_size
-    scores = H * W * (M + W) if wastes_scores(config, B, W, M + W) else 0
+    scores = 0 if config.kernel in SKIP_HIDDEN else H * W * (M + W)
     return B * (numbers * config.compute_dtype.itemsize + 3 * 4 * scores)
-
-
-def wastes_scores(
-    config: ModelConfig, B: int, L: int, K: int, mesh: Mesh | None = None
-) -> bool:
-    """Returns whether the kernel for L queries and K keys computes hidden scores."""
-    name, (H, A) = config.kernel, (config.n_head, config.d_head)
-    if name == "auto":
-        dtype = config.compute_dtype
-        q, k = (cast(Array, jax.ShapeDtypeStruct((B, X, H, A), dtype)) for X in (L, K))
-        # Position terms only decide between `tpu` and `chunked`, which waste none.
-        operands = Operands(q, k, k, PositionTerms(), q)
-        abstract = mesh.abstract_mesh if mesh else jax.sharding.get_abstract_mesh()
-        name = fastest(operands, abstract)
-    return name in ("xla", "cudnn")
 
 
 def window_tokens(
@@ -106,9 +87,7 @@ def window_tokens(
     one window.
     """
     M, T, platform = config.mem_len, n_segments * L, find_platform(mesh)
-    # On a GPU `auto` may take `chunked`, which is slower, for a whole call's scores.
-    queries = L if platform == "gpu" else T
-    if not wastes_scores(config, B, queries, M + queries, mesh):
+    if config.kernel in SKIP_HIDDEN:
         return T
     longest = (M + L) * 4 // 3 - M
     if platform == "cpu":

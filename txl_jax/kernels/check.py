@@ -1,5 +1,6 @@
 """Compares a kernel with the einsum on a device, forward and backward."""
 
+import functools
 import itertools
 from collections.abc import Iterable
 
@@ -85,6 +86,15 @@ def differentiate(
 
     precision: the precision of products; None is the device's default.
     """
+    with jax.default_matmul_precision(precision):
+        result = jax.jit(functools.partial(run_kernel, kernel))(operands)
+    return {name: np.asarray(x, np.float64) for name, x in result.items()}
+
+
+def run_kernel(
+    kernel: Kernel, operands: Operands, backward: bool = True
+) -> dict[str, Array]:
+    """Returns the output and, if backward, the gradients of a weighted sum of it."""
 
     def run(operands: Operands) -> tuple[Array, Array]:
         o_BLHA = kernel(operands)
@@ -92,14 +102,15 @@ def differentiate(
         weight_BLHA = (jnp.arange(o_BLHA.size) % 11 / 4 - 1.25).reshape(o_BLHA.shape)
         return (o_BLHA * weight_BLHA).sum(), o_BLHA
 
-    with jax.default_matmul_precision(precision):
-        grad = jax.grad(run, has_aux=True, allow_int=True)
-        gradients, o_BLHA = jax.jit(grad)(operands)
+    if not backward:
+        return {"o": kernel(operands)}
+    grad = jax.grad(run, has_aux=True, allow_int=True)
+    gradients, o_BLHA = grad(operands)
     result = {"o": o_BLHA}
     for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
         if gradient.dtype != jax.dtypes.float0:  # the dtype for integers
             result[f"the gradient of {path[-1].name}"] = gradient
-    return {name: np.asarray(x, np.float64) for name, x in result.items()}
+    return result
 
 
 def errors(actual: Arrays, expected: Arrays) -> dict[str, float]:

@@ -174,7 +174,7 @@ class ModelConfig(
         one_of(("auto", "xla", "chunked", "cudnn", "tpu")),
         modes="train evaluate generate score import export compile table speed recl",
         roles=Role.INHERITED,
-        help='Attention kernel. "auto" takes the fastest.',
+        help='Attention kernel. "auto" measures them, and takes the fastest.',
     )
     remat_policy: str = field(
         "none",

@@ -19,6 +19,7 @@ RUN = "run.json"  # provenance: code, libraries, devices, data, starts
 VOCAB = "vocab.json"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
+KERNELS_FILE = "kernels.json"  # the attention kernels that were measured
 RESULT = "result.json"  # written after the last update
 
 

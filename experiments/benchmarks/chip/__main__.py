@@ -85,6 +85,11 @@ def plan(machine: Row, args: argparse.Namespace) -> list[Part]:
         if not cpu or each["experiment"] in ON_CPU
     ]
     parts = [{"task": "check", "kernel": kernel} for kernel in kernels(machine)]
+    parts += [
+        {"task": "choose", **each, "kernel": "auto"}
+        for each in TRAINING
+        if not cpu or each["experiment"] in ON_CPU
+    ]
     parts += trainings[0]
     if not cpu:
         every = kernels(machine)
@@ -228,7 +233,7 @@ def cells(row: Row) -> list[str]:
         *(number("seconds", ",.2f", 1e3), number("tokens_per_second", ",.0f")),
         *(number("flops", ".1f", 1e-12), number("mfu", ".1%")),
         *(number("peak_bytes", ".1f", 2**-30), number("compile_seconds", ".0f")),
-        row.get("error") or errors,
+        row.get("error") or row.get("choice") or errors,
     ]
 
 

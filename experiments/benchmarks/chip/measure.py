@@ -29,6 +29,7 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.generate import generation_model, stream
 from txl_jax.kernels import check, dispatch, xla
+from txl_jax.kernels import measure as kernels
 from txl_jax.kernels.sharded import device_memory
 from txl_jax.model.flops import needed_flops
 from txl_jax.report.output import to_json
@@ -37,6 +38,8 @@ from txl_jax.runtime.programs import record_loops
 from txl_jax.sharding.rules import place_segments
 from txl_jax.train import make_streams, step_segments
 from txl_jax.update.step import make_updater
+from txl_jax.workdir import kernel_choice
+from txl_jax.workdir.kernel_choice import PARTS
 from txl_jax.workdir.resolve import find_vocab
 
 Measure = Callable[[], Row]
@@ -217,6 +220,19 @@ def check_kernel(part: Row) -> Measure:
     return lambda: result
 
 
+def choose_kernels(part: Row) -> Measure:
+    """Times the kernels of a training and its evaluation, as `train` does."""
+    config, mesh = read_config(part), subject.one_device()
+    works = {x: kernel_choice.make_workloads(x, config, mesh) for x in PARTS}
+
+    def measure() -> Row:
+        trials = {name: kernels.measure(work) for name, work in works.items()}
+        lines = [f"{name}: {kernels.describe(x)}" for name, x in trials.items()]
+        return {"choice": "; ".join(lines)}
+
+    return measure
+
+
 def train(part: Row) -> Measure:
     """Compiles the training step as `train` does, and its start, for one device."""
     config, mesh = read_config(part), subject.one_device()
@@ -312,6 +328,7 @@ def generate(part: Row) -> Measure:
 PREPARE: dict[str, Callable[[Row], Measure]] = {
     "machine": machine,
     "check": check_kernel,
+    "choose": choose_kernels,
     "train": train,
     "evaluate": evaluate,
     "generate": generate,
