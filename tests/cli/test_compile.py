@@ -207,12 +207,13 @@ def test_a_mesh_may_split_an_axis_of_the_slice() -> None:
 
 @needs_libtpu
 def test_streams_that_do_not_divide_need_another_mesh(path: Path) -> None:
-    flags = (f"--topology={SLICE}", "--config.train.batch_size=4")
-    assert "multiple of 8, or raise mesh.model" in refusal(path, *flags)
-    result = command(path, *flags, "--mesh=auto").result
+    four = f"--topology={SLICE}", "--config.train.batch_size=4"
+    assert "multiple of 8, or raise mesh.model" in refusal(path, *four)
+    result = command(path, *four, "--mesh=auto").result
     assert result["mesh"] == {"data": 4, "fsdp": 1, "model": 2}
     assert result["streams_per_chip"] == 0.5
-    line = refusal(path, *flags, "--mesh=auto", "--config.train.batch_size=3")
+    three = f"--topology={SLICE}", "--config.train.batch_size=3"
+    line = refusal(path, *three, "--mesh=auto")
     assert "change train.batch_size" in line
     assert "'v5e:3x5' is not a slice" in refusal(path, "--topology=v5e:3x5")
 
