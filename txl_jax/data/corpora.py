@@ -21,7 +21,7 @@ FIELDS = {"dtype": ("tokens",)} | dict.fromkeys(
 INFO = "dataset_info.json"  # in the folder of a TFDS dataset
 
 
-class Text(NamedTuple):
+class SplitReader(NamedTuple):
     """The bytes of each split and, if known, the file and byte of an offset in it."""
 
     read: Callable[[str], Iterator[bytes]]
@@ -35,7 +35,7 @@ class Source:
     corpus: Corpus
     edition: str  # distinguishes states of the corpus; "" if there is only one
     # Fetches and unpacks files; the folder must exist while the text is read.
-    open: Callable[[Path], Text]
+    open: Callable[[Path], SplitReader]
 
     @property
     def name(self) -> str:
@@ -52,15 +52,15 @@ def find_source(config: DataConfig, data_dir: Path) -> Source:
     _check_fields(config, name)
     corpus, path, end = CORPORA[name], config.path, config.document_end
 
-    def open_published(scratch: Path) -> Text:
+    def open_published(scratch: Path) -> SplitReader:
         from txl_jax.data.builder import open_corpus  # importing TFDS takes a second
 
-        return Text(open_corpus(corpus, data_dir, scratch))
+        return SplitReader(open_corpus(corpus, data_dir, scratch))
 
-    def open_tfds(_: Path) -> Text:
+    def open_tfds(_: Path) -> SplitReader:
         from txl_jax.data.builder import open_dataset
 
-        return Text(open_dataset(folder))
+        return SplitReader(open_dataset(folder))
 
     if name == "stdlib":
         version = platform.python_version()
@@ -74,7 +74,9 @@ def find_source(config: DataConfig, data_dir: Path) -> Source:
     if name == "tokens":
         edition = files.text_edition(path, f"{end} {config.dtype}")
         return Source(
-            corpus, edition, lambda _: Text(open_numbers(path, end, config.dtype))
+            corpus,
+            edition,
+            lambda _: SplitReader(open_numbers(path, end, config.dtype)),
         )
     if name == "tfds":
         folder = _find_dataset(dataset, data_dir)
@@ -99,8 +101,8 @@ def _check_fields(config: DataConfig, name: str) -> None:
             )
 
 
-def _of_ranges(splits: Splits) -> Text:
-    return Text(
+def _of_ranges(splits: Splits) -> SplitReader:
+    return SplitReader(
         lambda split: blocks(splits[split]),
         lambda split, offset: locate(splits[split], offset),
     )

@@ -18,7 +18,7 @@ from txl_jax.data import text as texts
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.byte_ranges import checksum
 from txl_jax.data.catalog import CORPORA, Corpus
-from txl_jax.data.corpora import Text
+from txl_jax.data.corpora import SplitReader
 from txl_jax.data.number import NumberVocab
 from txl_jax.data.options import FROM_CORPUS, SPLITS, DataConfig
 from txl_jax.data.subword import SubwordVocab
@@ -161,7 +161,7 @@ class Encoder:
 
     corpus: Corpus
     recipe: Recipe
-    text: Text
+    text: SplitReader
 
     def encode(self, vocab: Vocab | None, folder: Path) -> tuple[Vocab, Json]:
         """Writes the tokens of all splits.
