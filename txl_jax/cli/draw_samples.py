@@ -61,12 +61,11 @@ def draw_samples(
     by piece, of `every` tokens, and several samples one after the other.
     """
     config, vocab, options = loaded.config, loaded.vocab, loaded.config.generate
-    if options.context_tokens:
-        tokens = tokens or prepare(config.data, vocab, loaded.trained_on)
-        text_T, split = tokens.split(config.eval.split), config.eval.split
-        prompts = texts.draw_contexts(options, text_T, split)
-    else:
-        prompts = texts.read_prompts(options, vocab)
+    split = config.eval.split
+    if options.context_tokens and tokens is None:
+        tokens = prepare(config.data, vocab, loaded.trained_on)
+    text_T = tokens.split(split) if tokens else np.zeros(0)
+    prompts = texts.find_prompts(options, vocab, text_T, split)
     arrays = options.output.endswith(".npy")
     lengths = range(len(prompts)) if options.stop else {*map(len, prompts)}
     if arrays and (vocab.kind != NumberVocab.kind or len(lengths) > 1):
