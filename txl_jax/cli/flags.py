@@ -28,7 +28,8 @@ class Mode(NamedTuple):
     """One mode of the command line; `modes.RUN` has its function.
 
     own_configs: its runs have their own configs. The mode itself reads its section and
-    `run`; the overrides of all other sections apply to these configs.
+    `run`; the overrides of all other sections apply to these configs. quick: the values
+    that --quick gives to fields without a flag.
     """
 
     summary: str
@@ -36,34 +37,49 @@ class Mode(NamedTuple):
     parallel: bool = False  # may run as several processes
     model_file: bool = False  # reads a model, which may be one file instead of a run
     own_configs: bool = False
+    quick: Values | None = None
 
 
 MODES = {
-    "train": Mode("Trains, then scores the best checkpoint.", "run", parallel=True),
+    "train": Mode(
+        "Trains, then scores the best checkpoint.",
+        "run",
+        parallel=True,
+        quick={"train.num_steps": 20, "eval.max_tokens": 4000, "eval.baselines": False},
+    ),
     "evaluate": Mode(
         "Scores a split; also by sweeps or cold starts.",
         "eval",
         parallel=True,
         model_file=True,
+        quick={"eval.max_tokens": 4000},
     ),
     "generate": Mode(
         "Continues prompts, or contexts of a split.",
         "generate",
         parallel=True,
         model_file=True,
+        quick={"generate.num_tokens": 20},
     ),
     "score": Mode(
         "Scores your own texts by document, line or token.", "score", model_file=True
     ),
     "attention": Mode(
-        "Maps the attention of each head, as a web page.", "eval", model_file=True
+        "Maps the attention of each head, as a web page.",
+        "eval",
+        model_file=True,
+        quick={"eval.max_tokens": 128, "eval.mem_len": 64},
     ),
     "prepare": Mode("Encodes the corpus and counts its tokens.", "data", parallel=True),
     "import": Mode(
         "Creates a workdir from a model in a known format.", "convert", own_configs=True
     ),
     "export": Mode("Writes the model to one file.", "convert"),
-    "compile": Mode("Compiles for absent TPUs, and reports the memory.", "compile"),
+    "compile": Mode(
+        "Compiles for absent TPUs, and reports the memory.",
+        "compile",
+        quick={"model.n_layer": 1},
+    ),
     "table": Mode(
         "Trains the rows of one of the paper's tables.",
         "table",
@@ -78,7 +94,8 @@ MODES = {
 
 INIT_FROM = "train.init_from"
 # The flags that every mode has, with and without a value.
-VALUES, SWITCHES = "config workdir model mode", "help helpfull version print_config"
+VALUES = "config workdir model mode"
+SWITCHES = "help helpfull version print_config quick"
 
 
 class Command(NamedTuple):
@@ -115,6 +132,8 @@ def parse(argv: list[str]) -> Command:
     args, rest = read_general(argv)
     args.mode = args.mode or "train"
     overrides = read_fields(rest, args.mode)
+    if args.quick:
+        overrides = quick_values(args.mode) | overrides
     start, source, folder, model = find_start(args, overrides)
     check_folder(folder)
     applied = overrides
@@ -135,6 +154,14 @@ def parse(argv: list[str]) -> Command:
     origins = {x: taken if x in inherited else source for x in changed}
     origins |= dict.fromkeys(applied, "a flag")
     return Command(args.mode, config, folder, overrides, origins, model)
+
+
+def quick_values(mode: str) -> Values:
+    """Returns what --quick sets; raises UserError for a mode that lacks it."""
+    modes = ", ".join(name for name, each in MODES.items() if each.quick)
+    values = MODES[mode].quick
+    refuse(not values, f"--quick is for the modes {modes}, not {mode}: leave it out")
+    return Values(values or {})
 
 
 def find_start(

@@ -37,6 +37,7 @@ flags:
   --config.S.F=VALUE  sets field F of the config's section S, which is one of
 {sections}
   --F=VALUE           sets field F of the section that belongs to the mode
+  --quick             a trial in less than a minute: few updates, tokens or layers
   --print_config      print every field and the origin of its value, and exit
   --help              print this, or after a mode (txl generate --help) its own flags
   --helpfull          print every field of every section, its meaning and default
