@@ -105,8 +105,8 @@ def compare(table: str, results: dict[str, RowResult]) -> list[Comparison]:
         while above and above not in results:
             above = rows[above].parent
         if above:
-            theirs = results[above].best_by_seed
-            parents.append(compare_rows(name, above, one.best_by_seed, theirs))
+            parent_by_seed = results[above].best_by_seed
+            parents.append(compare_rows(name, above, one.best_by_seed, parent_by_seed))
         if rows[name].init:
             init, best = one.init_attention_tokens, one.best_attention_tokens
             what = f"attention to more than training's {init} tokens (best: {best})"

@@ -99,17 +99,17 @@ def score(task: MemoryTask, loaded: Loaded, text_T: np.ndarray) -> Json:
     if not task.text:
         evaluate = make_evaluate(loaded.model.config, options, loaded.mesh)
         with Progress("test") as progress:
-            scores = evaluate(loaded.params, text_T, progress)
-        return {"nll": scores["nll"], "scored": scores["tokens"]}
+            result = evaluate(loaded.params, text_T, progress)
+        return {"nll": result["nll"], "scored": result["tokens"]}
     counts = count_answers(loaded, options.cut(text_T))
-    found = {"nll": counts["nll_nats"], "scored": counts["answers"]}
-    found["accuracy"] = counts["accuracy"]
+    scores = {"nll": counts["nll_nats"], "scored": counts["answers"]}
+    scores["accuracy"] = counts["accuracy"]
     if task.distances:
-        found["accuracies"] = {
+        scores["accuracies"] = {
             str(distance): count_answers(loaded, far_text(task, distance))["accuracy"]
             for distance in task.distances
         }
-    return found
+    return scores
 
 
 def far_text(task: MemoryTask, distance: int) -> np.ndarray:

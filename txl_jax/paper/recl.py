@@ -4,8 +4,8 @@ A good model gains less from a longer context, so every gain is relative to the 
 loss of all compared models with the shorter context. l_i(c, t) is the loss of model i
 on the token at position t after a context of exactly c tokens, in nats.
 
-The losses of every model and context are kept on disk, so that an interrupted
-comparison resumes and later comparisons of the same models reuse them.
+The losses of every model and context are saved, so that an interrupted comparison
+resumes and later comparisons of the same models reuse them.
 
 Dims: I models, C contexts, T positions, B windows, L segment, D model.
 """
@@ -111,9 +111,10 @@ def open_members(config: ReclConfig, overrides: Values) -> list[Member]:
     for workdir in config.workdirs:
         folder = find_workdir(workdir)
         chosen = with_values(read_config(folder), overrides)
-        own = trained_on(folder, read_run(folder))
+        sha256_of_splits = trained_on(folder, read_run(folder))
         with prefixed(folder):
-            tokens = prepare(chosen.data, vocab.load(folder / VOCAB), own)
+            words = vocab.load(folder / VOCAB)
+            tokens = prepare(chosen.data, words, sha256_of_splits)
         split = chosen.eval.split
         sha256 = tokens.manifest["splits"][split]["sha256"]
         members.append(Member(folder, chosen, tokens.split(split), sha256))

@@ -252,15 +252,15 @@ def make_ways(
     whole = Program("whole windows", functools.partial(whole_nll, dense))
     last = Program("windows", functools.partial(last_nll, tiled))
     reader = make_reader(model_config, config, mesh)
-    own = reader.lay_out(params)
-    memory = jax.jit(lambda params: window_memory(tiled, params, B, W))(own)
-    outputs = reader.outputs(own, Streams(text_T, B, L).epoch())
+    laid_out = reader.lay_out(params)
+    memory = jax.jit(lambda params: window_memory(tiled, params, B, W))(laid_out)
+    outputs = reader.outputs(laid_out, Streams(text_T, B, L).epoch())
     for _ in range(filling):
         next(outputs)
     ways: dict[str, Way] = {
         "cached": lambda: next(outputs),
         "sliding": lambda: whole(params, tokens_BW, targets_BW),
-        "fair": lambda: last(own, memory, tokens_BW, targets_BW[:, -1]),
+        "fair": lambda: last(laid_out, memory, tokens_BW, targets_BW[:, -1]),
     }
     for name in ("sliding", "fair"):
         jax.block_until_ready(ways[name]())  # compiles

@@ -1,8 +1,8 @@
 """The mode `table`: reproduces the paper's Table 6, 7 or 10.
 
 Every row is trained with several seeds, each in a subfolder of the table's workdir, and
-scored with several attention lengths. Finished runs are kept, so the same command
-resumes an interrupted table.
+scored with several attention lengths. The results of finished runs are saved, so the
+same command resumes an interrupted table.
 """
 
 import dataclasses
@@ -249,9 +249,9 @@ def lengths(row: Config) -> list[int]:
     """Returns a row's attention lengths, in tokens, up to its learned positions."""
     tried = {int(multiple * init_len(row)) for multiple in MULTIPLES}
     # A window holds the scored part of a segment.
-    least = 0 if row.model.mem_len else scored_part(row)
-    most = row.model.n_position if row.model.position == "learned" else max(tried)
-    return sorted(length for length in tried if least <= length <= most)
+    shortest = 0 if row.model.mem_len else scored_part(row)
+    longest = row.model.n_position if row.model.position == "learned" else max(tried)
+    return sorted(length for length in tried if shortest <= length <= longest)
 
 
 def scored_part(row: Config) -> int:
