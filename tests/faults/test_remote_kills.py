@@ -137,7 +137,8 @@ def test_a_store_that_fails_for_a_while(pair: Pair, status: int) -> None:
     run.until(lambda: max(pair.store.saved(pair.workdir)) > before + 10)
     run.all[0].send_signal(signal.SIGTERM)
     assert run.wait() == [75, 75]
-    assert pair.start("--config.train.num_steps=10").wait() == [0, 0]
+    last = max(pair.store.saved(pair.workdir)) + 10
+    assert pair.start(f"--config.train.num_steps={last}").wait() == [0, 0]
 
 
 def has_said(run: Processes, words: str) -> Callable[[], bool]:
