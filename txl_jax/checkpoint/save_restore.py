@@ -176,17 +176,15 @@ class Checkpoints:
         """
         self.poll(wait=True)
         saved = Manifest(step, position, valid_nll, manifests.checksums(items))
-        args: dict[str, ocp.args.CheckpointArgs] = {
-            name: ocp.args.PyTreeSave(tree) for name, tree in items.items()
-        }
-        args[manifests.ITEM] = ocp.args.JsonSave(saved.to_json())
+        args = {name: ocp.args.PyTreeSave(tree) for name, tree in items.items()}
+        record = {manifests.ITEM: ocp.args.JsonSave(saved.to_json())}
         with distributed.together(*save_errors()):  # the others would wait in `save`
             if distributed.is_first():
                 self._tidy()
                 if not storage.is_remote(self.folder):
                     (self.folder / TRASH).mkdir(parents=True, exist_ok=True)
         path = epath.Path(self.folder / str(step))
-        self._checkpointer.save(path, ocp.args.Composite(**args))
+        self._checkpointer.save(path, ocp.args.Composite(**args, **record))
         self.manifests[step], self.saving = saved, step
         self._pending = self._thread.submit(self._complete)
 
@@ -230,15 +228,17 @@ class Checkpoints:
         try:
             yield
         except (jax.errors.JaxRuntimeError, *save_errors()) as error:
-            cause: BaseException = error
-            if isinstance(error, jax.errors.JaxRuntimeError):
-                if "DEADLINE_EXCEEDED" not in str(error):
+            # Orbax turns any failure to wait for another process into a TimeoutError.
+            of_jax = error.__cause__ if isinstance(error, TimeoutError) else error
+            if isinstance(of_jax, jax.errors.JaxRuntimeError):
+                if "DEADLINE_EXCEEDED" not in str(of_jax):
                     raise  # a fault of a device, or a lost process
-                cause = error.__context__ or error  # orbax waited for another process
             if self.saving not in (None, step):  # an earlier save, which may succeed
                 self.poll(wait=True)
             self.failed.append(step)
-            self.reason = one_line(cause)
+            # Orbax also waits for other processes while it handles an error of its own.
+            is_wait = isinstance(error, jax.errors.JaxRuntimeError)
+            self.reason = one_line((is_wait and error.__context__) or error)
             self.manifests.pop(step, None)
             self.saving = None
             say(
@@ -361,10 +361,10 @@ def _read(folder: Path, manifest: Manifest, like: Items) -> Items:
     Raises Damaged, or UserError if they have another model or may not be read.
     """
     manifests.check_arrays(manifest, like)
-    items: Items = {}
+    items, step = Items(), manifest.step
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
         for item, tree in like.items():  # one by one, so that an error names the item
-            path, reason = epath.Path(folder / str(manifest.step) / item), ""
+            path, reason = epath.Path(folder / str(step) / item), ""
             try:
                 items[item] = handler.restore(path, args=ocp.args.StandardRestore(tree))
             except (jax.errors.JaxRuntimeError, MemoryError):
@@ -373,11 +373,9 @@ def _read(folder: Path, manifest: Manifest, like: Items) -> Items:
                 reason = one_line(error)
             if distributed.anywhere(bool(reason)):
                 if any(word in reason for word in UNREACHABLE):
-                    raise UserError(
-                        f"cannot read checkpoint {manifest.step} ({reason})"
-                    )
+                    raise UserError(f"cannot read checkpoint {step} ({reason})")
                 reason = reason or "reported by another process"
-                raise Damaged(manifest.step, f"item {item}, {reason}")
+                raise Damaged(step, f"item {item}, {reason}")
     manifests.verify(manifest, items)
     return items
 
