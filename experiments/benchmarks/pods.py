@@ -92,12 +92,11 @@ def measure(row: Row) -> Row:
 
 def compile_row(command: str) -> Row:
     """Compiles the steps of a command; returns its JSON and an update's collectives."""
-    steps = compile_ahead.compile_steps(flags.parse(command.split()).config)
-    result = compile_ahead.describe(steps)
-    if steps.training.program:
-        config = steps.config
+    config = flags.parse(command.split()).config
+    result, steps = compile_ahead.compile_steps(config)
+    if program := steps["training"].program:
         updates = config.train.updates_of_call(config.checkpoint.every_steps)
-        result["collectives"] = exchanges(steps.training.program, updates)
+        result["collectives"] = exchanges(program, updates)
     return result
 
 

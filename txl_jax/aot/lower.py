@@ -93,7 +93,7 @@ def find_devices(tpus: Slices) -> list[jax.Device]:
         config["chip_config_name"] = "megacore"
     if tpus.slices > 1:
         config["num_slices"] = tpus.slices
-    added = [name for name in ENVIRONMENT if name not in os.environ]
+    added = ENVIRONMENT.keys() - os.environ.keys()
     os.environ |= {name: ENVIRONMENT[name] for name in added}
     try:
         topology = topologies.get_topology_desc(tpus.name, platform="tpu", **config)
@@ -115,11 +115,6 @@ class Compiled(NamedTuple):
     seconds: float  # compilation time
     program: jax.stages.Compiled | None  # None if it does not fit
 
-    @property
-    def fits(self) -> bool:
-        """True if the step fits into the memory of its devices."""
-        return self.program is not None
-
 
 def abstract_result(function: jax.stages.Wrapped, *args: object) -> Any:
     """Returns the shapes and shardings of a jitted function's result."""
@@ -140,16 +135,12 @@ def compile_step_for(mesh: Mesh, step: Lowerable, *args: object) -> Compiled:
         if not wanted:
             raise
         return Compiled(wanted, time.perf_counter() - started, program=None)
-    return Compiled(memory_used(program), time.perf_counter() - started, program)
-
-
-def memory_used(program: jax.stages.Compiled) -> int:
-    """Returns the bytes that a compiled program uses on a device."""
     use = program.memory_analysis()
     assert use is not None
     size = use.argument_size_in_bytes + use.output_size_in_bytes
     size += use.temp_size_in_bytes + use.generated_code_size_in_bytes
-    return size - use.alias_size_in_bytes
+    size -= use.alias_size_in_bytes
+    return Compiled(size, time.perf_counter() - started, program)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,6 @@ here also compiles there.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import jax
 
@@ -29,91 +27,64 @@ from txl_jax.update.step import make_updater
 from txl_jax.workdir.resolve import find_vocab, fit_mesh
 
 
-class Steps(NamedTuple):
-    """The compiled steps of a config whose mesh fits the slices."""
-
-    config: Config
-    tpus: Slices
-    devices: list[jax.Device]
-    training: Compiled
-    evaluation: Compiled | UserError
-
-
-def compile_steps(config: Config) -> Steps:
-    """Compiles both steps for compile.topology, and reports the memory of each."""
-    options = config.compile
-    tpus = lower.find_slices(options.topology, options.slices)
+def compile_steps(config: Config) -> tuple[Json, dict[str, Compiled]]:
+    """Compiles both steps for compile.topology; returns their costs, and the steps."""
+    tpus = lower.find_slices(config.compile.topology, config.compile.slices)
     devices = lower.find_devices(tpus)
-    config = find_vocab(config)
-    config, training = compile_on_mesh(config, devices)
-    mesh = dict(fit_mesh(config, devices).shape)
-    say(f"{tpus.slices} x {tpus.name}: {tpus.chips} chips, mesh {mesh}")
-    report("training", tpus, training)
-    if not training.fits:
-        say(f"{'':>12}  {SAVINGS['train']}")
-    evaluation: Compiled | UserError
-    try:
-        evaluation = compile_evaluation(config, devices)
-        report("evaluation", tpus, evaluation)
-    except UserError as error:
-        evaluation = error
-        say(f"{'evaluation':>12}  {error}")
-    return Steps(config, tpus, devices, training, evaluation)
-
-
-def describe(steps: Steps) -> Json:
-    """Returns the slices, the step's settings and the costs of both steps."""
-    config, tpus, devices, training, evaluation = steps
-    model, train = config.model, config.train
+    config, step = compile_on_mesh(find_vocab(config), devices)
+    model, train, mesh = config.model, config.train, fit_mesh(config, devices)
+    say(f"{tpus.slices} x {tpus.name}: {tpus.chips} chips, mesh {dict(mesh.shape)}")
     B, L, width = train.batch_size, train.tgt_len, train.ext_len + train.tgt_len
-    flops = needed_flops(
-        model, B, width, training=True, together=train.gradient_segments
-    )
-    flops /= B * L
+    together = train.gradient_segments
+    flops = needed_flops(model, B, width, training=True, together=together) / (B * L)
     result = {
         "topology": tpus.name,
         "slices": tpus.slices,
         "chips": tpus.chips,
         "cores": tpus.chips * tpus.chip.cores,
         "devices": len(devices),
-        "mesh": dict(fit_mesh(config, devices).shape),
+        "mesh": dict(mesh.shape),
         "kernel": model.kernel,
         "dtype": model.dtype,
         "remat_policy": model.remat_policy,
         "batch_size": B,
         "streams_per_chip": B / tpus.chips,
         "tokens": B * L * train.segments_per_update,
-        **costs(tpus, training, flops),
+        **report_costs("training", step, tpus, flops),
     }
-    if not training.fits:
+    steps = {"training": step}
+    if not step.program:
         result["knobs"] = SAVINGS["train"]
-    if isinstance(evaluation, UserError):
-        return result | {"evaluation": {"error": str(evaluation)}}
+        say(f"{'':>12}  {SAVINGS['train']}")
+    try:
+        step = steps["evaluation"] = compile_evaluation(config, devices)
+    except UserError as error:
+        say(f"{'evaluation':>12}  {error}")
+        return result | {"evaluation": {"error": str(error)}}, steps
     model, each = evaluation_model(model, config.eval), config.eval
     B, L, width = each.streams, each.tgt_len, each.ext_len + each.tgt_len
     flops = needed_flops(model, B, width, training=False) / (B * L)
-    return result | {"evaluation": {"streams": B, **costs(tpus, evaluation, flops)}}
+    costs = {"streams": B, **report_costs("evaluation", step, tpus, flops)}
+    return result | {"evaluation": costs}, steps
 
 
-def costs(tpus: Slices, done: Compiled, flops_per_token: float) -> Json:
-    """Returns the memory, the compilation time and the FLOPs of a step."""
-    result: Json = {
-        "fits": done.fits,
-        "hbm_bytes": done.bytes,
-        "hbm_capacity_bytes": int(tpus.chip.hbm),
-        "seconds_to_compile": round(done.seconds, 1),
-        "flops_per_token": flops_per_token,
+def report_costs(name: str, step: Compiled, tpus: Slices, flops: float) -> Json:
+    """Reports whether a step fits; returns its memory, compilation time and FLOPs.
+
+    flops: per token.
+    """
+    fits, hbm = step.program is not None, tpus.chip.hbm
+    room = f"{gib(step.bytes)} of {gib(hbm)}"
+    over = f"out of memory: {room}, {gib(step.bytes - hbm)} too much"
+    say(f"{name:>12}  {f'fits: {room}' if fits else over}")
+    return {
+        "fits": fits,
+        "hbm_bytes": step.bytes,
+        "hbm_capacity_bytes": int(hbm),
+        "seconds_to_compile": round(step.seconds, 1),
+        "flops_per_token": flops,
+        **({} if fits else {"exceeds_by_bytes": int(step.bytes - hbm)}),
     }
-    if not done.fits:
-        result["exceeds_by_bytes"] = int(done.bytes - tpus.chip.hbm)
-    return result
-
-
-def report(name: str, tpus: Slices, done: Compiled) -> None:
-    """Reports whether a step fits."""
-    room = f"{gib(done.bytes)} of {gib(tpus.chip.hbm)}"
-    over = f"out of memory: {room}, {gib(done.bytes - tpus.chip.hbm)} too much"
-    say(f"{name:>12}  {f'fits: {room}' if done.fits else over}")
 
 
 def gib(size: float) -> str:
@@ -124,33 +95,38 @@ def gib(size: float) -> str:
 def compile_on_mesh(
     config: Config, devices: list[jax.Device]
 ) -> tuple[Config, Compiled]:
-    """Returns the config with the least split mesh that fits, and its step."""
+    """Returns the config with its mesh, and its step.
+
+    With compile.mesh = "auto", the model is split over the fewest devices that divide
+    it and the streams, and the parameters over the fewest that fit.
+    """
     if config.compile.mesh == "config":
         return config, compile_train_step(config, devices)
-    best = None
-    for tried in meshes(config, devices):
-        if best and (best[1].fits or tried.mesh.model > best[0].mesh.model):
-            break
-        best = tried, compile_train_step(tried, devices)
-    if not best:
-        raise UserError(
-            f"no mesh of {config.compile.topology} divides train.batch_size = "
-            f"{config.train.batch_size} and this model: change train.batch_size"
-        )
-    return best
+    for model in range(1, len(devices) + 1):
+        if configs := with_meshes(config, devices, model):
+            for tried in configs:
+                step = compile_train_step(tried, devices)
+                if step.program:
+                    break
+            return tried, step
+    raise UserError(
+        f"no mesh of {config.compile.topology} divides train.batch_size = "
+        f"{config.train.batch_size} and this model: change train.batch_size"
+    )
 
 
-def meshes(config: Config, devices: list[jax.Device]) -> Iterator[Config]:
-    """Yields the config with each mesh that divides it, the least split first."""
+def with_meshes(config: Config, devices: list[jax.Device], model: int) -> list[Config]:
+    """Returns the config with each mesh of mesh.model devices, by rising mesh.fsdp."""
     n, train = len(devices), config.train
-    for model in (m for m in range(1, n + 1) if n % m == 0):
-        streams, uneven = divmod(train.batch_size // train.batch_chunk, n // model)
-        for fsdp in (2**k for k in range(n.bit_length()) if n // model % 2**k == 0):
-            tried = dataclasses.replace(config, mesh=MeshConfig(-1, fsdp, model))
-            with contextlib.suppress(UserError):
-                fit_mesh(tried, devices)
-                if streams and not uneven:
-                    yield tried
+    if n % model or train.batch_size // train.batch_chunk % (n // model):
+        return []
+    configs = []
+    for fsdp in (2**k for k in range(n.bit_length()) if n // model % 2**k == 0):
+        tried = dataclasses.replace(config, mesh=MeshConfig(-1, fsdp, model))
+        with contextlib.suppress(UserError):
+            fit_mesh(tried, devices)
+            configs.append(tried)
+    return configs
 
 
 def compile_train_step(config: Config, devices: list[jax.Device]) -> Compiled:

@@ -79,7 +79,7 @@ RUN: dict[str, Callable[[Command], Json]] = {
     "export": lambda c: convert.export_model(
         c.config.convert, load_model(c), c.workdir
     ),
-    "compile": lambda c: compile_ahead.describe(compile_ahead.compile_steps(c.config)),
+    "compile": lambda c: compile_ahead.compile_steps(c.config)[0],
     "table": make_table,
     "speed": lambda c: speed.measure_speed(c.config, c.workdir),
     "recl": lambda c: recl.measure_recl(c.config.recl, c.workdir, c.overrides),
