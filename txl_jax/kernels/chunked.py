@@ -33,7 +33,7 @@ from txl_jax.kernels.xla import (
     with_bias,
 )
 
-T = TypeVar("T")  # the carry of a loop
+Carry = TypeVar("Carry")  # of a loop
 
 
 def choose_blocks(rows: int, L: int, K: int) -> tuple[int, int]:
@@ -111,7 +111,7 @@ class Tile(NamedTuple):
 
 
 # The axis of keys, or of distances, in each array of Keys.
-AXES = (2, 2, 1, 1)
+KEY_AXES = (2, 2, 1, 1)
 
 
 def read_tile(
@@ -126,7 +126,7 @@ def read_tile(
     def part(x: Any, start: Array | int, size: int, axis: int) -> Any:
         return x if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
-    part_of_keys = Keys(*map(part, keys, start, (plan.Y, plan.Y, Z, Z), AXES))
+    part_of_keys = Keys(*map(part, keys, start, (plan.Y, plan.Y, Z, Z), KEY_AXES))
     key_Y = key + jnp.arange(plan.Y)
     visible_BXY = key_Y >= rows.oldest_BX[..., None]
     if diagonal:
@@ -148,12 +148,16 @@ def add_tile(keys: Keys, tile: Tile, part: Keys) -> Keys:
         old = jax.lax.dynamic_slice_in_dim(x, start, part.shape[axis], axis)
         return jax.lax.dynamic_update_slice_in_dim(x, old + part, start, axis)
 
-    return Keys(*map(add, keys, part, tile.start, AXES))
+    return Keys(*map(add, keys, part, tile.start, KEY_AXES))
 
 
 def over_tiles(
-    plan: Plan, keys: Keys, rows: Rows, add: Callable[[T, Tile], T], carry: T
-) -> T:
+    plan: Plan,
+    keys: Keys,
+    rows: Rows,
+    add: Callable[[Carry, Tile], Carry],
+    carry: Carry,
+) -> Carry:
     """Folds `add` over all tiles of a block that have a visible key.
 
     The number of tiles depends on the data, so this loop is not differentiable.
@@ -162,7 +166,7 @@ def over_tiles(
     if plan.tiles == 1:
         return carry
 
-    def step(t: Array, carry: T) -> T:
+    def step(t: Array, carry: Carry) -> Carry:
         return add(carry, read_tile(plan, keys, rows, t, diagonal=False))
 
     span = rows.end - jnp.min(rows.oldest_BX)

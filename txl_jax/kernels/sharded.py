@@ -19,7 +19,7 @@ from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.sharding.rules import RULES, STREAMS, letters, mesh_axes, shards
 
 REPLICATED = PartitionSpec()
-AXES: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "HV"}
+AXIS: dict[str, Any] = {letter: dict(RULES)[letter] for letter in "HV"}
 
 
 def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
@@ -53,7 +53,7 @@ def follow_mesh(kernel: Kernel, required: bool = True) -> Kernel:
                 dropout = dataclasses.replace(
                     dropout,
                     stream0=dropout.stream0 + (first_index(STREAMS, B) if axes else 0),
-                    head0=dropout.head0 + first_index(AXES["H"], H),
+                    head0=dropout.head0 + first_index(AXIS["H"], H),
                 )
             return kernel(operands._replace(dropout=dropout))
 

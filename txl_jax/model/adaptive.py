@@ -18,7 +18,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from txl_jax.kernels.product import float32_product, product
-from txl_jax.kernels.sharded import AXES, REPLICATED, over_streams, stream_mesh
+from txl_jax.kernels.sharded import AXIS, REPLICATED, over_streams, stream_mesh
 from txl_jax.kernels.softmax import Table, cluster_sums, scores
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import WordDropout
@@ -182,7 +182,7 @@ class EmbeddingAndSoftmax(nn.Module):
             tuple(None if x is None else x.astype(dtype) for x in self.out_projs),
             choice,
         )
-        mesh, axis = stream_mesh(hidden_BLD), AXES["V"]
+        mesh, axis = stream_mesh(hidden_BLD), AXIS["V"]
         parts = 1 if mesh is None else mesh.shape[axis]
         if parts == 1 or any(len(bias_V) % parts for bias_V in biases):
             axis = None

@@ -13,7 +13,7 @@ mask. Tiles that are not visited are not copied either: their index repeats the 
 Dims: as in `scores`; I query tiles, Q and P all queries and all keys by lane.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -130,7 +130,7 @@ def vmem_bytes(blocks: Blocks, A: int, itemsize: int) -> int:
     return held + 24 * T * blocks.columns + 2 * MIB  # a strip's scores, temporaries
 
 
-def bundles(blocks: Blocks) -> float:
+def cycles(blocks: Blocks) -> float:
     """Estimates the cycles of a head's forward and backward passes.
 
     They are bound by the vector units, so cycles are proportional to scores. Fitted to
@@ -150,28 +150,6 @@ def candidates(L: int, K: int) -> list[int]:
     )
 
 
-def fit(
-    device_kind: str, L: int, K: int, A: int, itemsize: int, tile: int
-) -> Blocks | None:
-    """Returns the blocks of a tile size, or None if the chip's VMEM is too small."""
-    blocks = make_blocks(L, K, tile, LANES)
-    Z = blocks.query_width
-    blocks = blocks._replace(columns=256 if Z % 256 == 0 else Z)
-    need = vmem_bytes(blocks, A, itemsize)
-    if need > VMEM[device_kind]:
-        return None
-    return blocks._replace(vmem=max(DEFAULT_VMEM, need))
-
-
-def fit_all(
-    device_kind: str, L: int, K: int, A: int, itemsize: int
-) -> Iterator[Blocks]:
-    """Yields the blocks of all tile sizes that fit into the chip's VMEM."""
-    for tile in candidates(L, K):
-        if blocks := fit(device_kind, L, K, A, itemsize, tile):
-            yield blocks
-
-
 def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Blocks:
     """Returns the block sizes with the least work whose VMEM sum fits the chip.
 
@@ -182,12 +160,20 @@ def choose(device_kind: str, L: int, K: int, A: int, itemsize: int = 2) -> Block
             f'kernel "tpu" needs a TPU of v5e or later, not {device_kind!r} (it knows '
             f'{", ".join(VMEM)}): use model.kernel "xla" or "chunked"'
         )
-    if not (fitting := [*fit_all(device_kind, L, K, A, itemsize)]):
+    fitting = []
+    for tile in candidates(L, K):
+        blocks = make_blocks(L, K, tile, LANES)
+        Z = blocks.query_width
+        blocks = blocks._replace(columns=256 if Z % 256 == 0 else Z)
+        need = vmem_bytes(blocks, A, itemsize)
+        if need <= VMEM[device_kind]:
+            fitting.append(blocks._replace(vmem=max(DEFAULT_VMEM, need)))
+    if not fitting:
         raise UserError(
             f'kernel "tpu" keeps the gradients of all {K} keys of a head in VMEM, '
             f'which {device_kind} has too little of: use model.kernel "chunked"'
         )
-    return min(fitting, key=bundles)
+    return min(fitting, key=cycles)
 
 
 def cut(x: Array, blocks: Blocks, tiles: int, width: int) -> Array:

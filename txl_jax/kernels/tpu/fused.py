@@ -15,7 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from txl_jax.kernels.hash import AttentionDropout
-from txl_jax.kernels.operands import Operands, PositionTerms
+from txl_jax.kernels.operands import Operands
 from txl_jax.kernels.sharded import target_device
 from txl_jax.kernels.tpu.backward import backward
 from txl_jax.kernels.tpu.blocks import (
@@ -68,12 +68,6 @@ def by_distance(
     return jnp.concatenate(rows, 1) if rows else None
 
 
-def count_features(position: PositionTerms, A: int) -> int:
-    """Returns the rows of the tallest operand: keys, or the result of `by_distance`."""
-    rows = 0 if position.bias_HR is None else ROWS
-    return max(A, rows + (0 if position.r_RHA is None else A))
-
-
 def rel_attention(
     operands: Operands, *, blocks: Blocks | None = None, interpret: Interpret = False
 ) -> Array:
@@ -89,9 +83,8 @@ def rel_attention(
     r_RHA, u_HA, w_HA, bias_HR = repeat_farthest(position, K)
     r_HCR = by_distance(r_RHA, bias_HR, A, dtype)
     if blocks is None:
-        features = count_features(position, A)
-        kind = target_device().device_kind
-        blocks = choose(kind, L, K, features, dtype.itemsize)
+        features = A if r_HCR is None else max(A, r_HCR.shape[1])
+        blocks = choose(target_device().device_kind, L, K, features, dtype.itemsize)
     dropout = dropout or AttentionDropout(0.0, jnp.uint32(0))
     counter = dropout.seed, dropout.stream0, dropout.head0
     counter_3 = jnp.stack([jnp.asarray(x).astype(jnp.uint32) for x in counter])
