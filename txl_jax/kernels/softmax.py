@@ -144,8 +144,8 @@ STEP = 8
 # about twice the actual number: in WikiText-2, the words after the 10,000 most frequent
 # ones are 7.1 % of the tokens; the law says 10.8 %.
 SPARE = 1.25
-# Unless their number is fixed there are this many or more, so that a cluster with few
-# tokens needs less work.
+# Unless their number is fixed, the expected tokens fill this many blocks or more, and
+# fewer tokens fill fewer blocks.
 RARE_BLOCKS = 4
 
 
@@ -174,7 +174,7 @@ def zipf(V: int, cutoffs: tuple[int, ...]) -> list[float]:
 def block_sizes(ends: tuple[int, ...], i: int, T: int, V: int) -> tuple[int, int, int]:
     """Returns X and Y of cluster i, and how many blocks of tokens are always computed.
 
-    T: all tokens; V: the cluster's rows on this device, or more.
+    T: all tokens, of any cluster; V: the most rows of the cluster on one device.
     """
     limits = device_limits()
     Y = equal_parts(V, limits.rows)
@@ -197,9 +197,8 @@ def equal_parts(size: int, most: int) -> int:
 class Block(NamedTuple):
     """A block of a cluster's tokens and rows.
 
-    It is moved back if it would exceed the tokens or the table. new_X is false for
-    tokens that an earlier block has or the cluster has not; target_Y is -1 for such
-    rows.
+    A block that would end after the last token or row starts earlier. new_X is false
+    for tokens of an earlier block or of another cluster; target_Y is -1 for such rows.
     """
 
     token: Array  # the index of the first token
@@ -252,14 +251,6 @@ def over_blocks(
     return jax.lax.fori_loop(0, -(-own_rows // Y), visit_rows, carry)
 
 
-class Stats(NamedTuple):
-    """Per token: the highest score, the sum relative to it, and the target's score."""
-
-    highest_T: Array
-    sum_T: Array
-    score_T: Array
-
-
 def place(
     begin: Array, end: Array | int, size: int, length: int
 ) -> tuple[Array, Array]:
@@ -270,6 +261,14 @@ def place(
     start = jnp.clip(begin, 0, length - size)
     index = start + jnp.arange(size)
     return start, (index >= begin) & (index < end)
+
+
+class Stats(NamedTuple):
+    """Per token: the highest score, the sum relative to it, and the target's score."""
+
+    highest_T: Array
+    sum_T: Array
+    score_T: Array
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
