@@ -1,4 +1,4 @@
-"""The config of a run: every room's options, loaded, overridden, parsed and saved.
+"""The config of a run: all sections, loaded, overridden, parsed and saved.
 
 The `get_config()` of an experiment starts from `default()` and sets what differs. It
 returns a ConfigDict, which `load` turns into frozen dataclasses, one per section.

@@ -53,7 +53,7 @@ from txl_jax.workdir.staging import Staging
 
 # Where a call starts or ends: the number of updates before, and the data's position.
 Cursor = tuple[int, Position]
-MOST_SKIPPED = 20  # updates in a row; a run that skips more does not recover
+MOST_SKIPPED = 20  # updates in a row; a run that skips that many does not recover
 
 
 def plan(config: Config, workdir: Path, keep_prompt: bool = False) -> "Run":
@@ -160,8 +160,8 @@ class Run:
         BadNumbers if MOST_SKIPPED updates in a row are skipped. A resumed run repeats
         an interrupted validation.
 
-        The metrics of a call are fetched after the next call was dispatched, so the
-        devices never wait for the host. Before a save, all metrics have been fetched.
+        The metrics of a call are fetched after the next call has been dispatched, so
+        the devices never wait for the host. Before a save, all have been fetched.
         """
         started, train = time.perf_counter(), self.config.train
         with ExitStack() as stack:

@@ -10,7 +10,7 @@ from tests.support import tiny
 from txl_jax.kernels import chunked, measure, xla
 from txl_jax.kernels.measure import Trial, Workload, choose, describe, find_candidates
 from txl_jax.kernels.operands import Operands
-from txl_jax.model.attention import make_workload
+from txl_jax.workdir.kernel_choice import make_workload
 
 SHAPE = Workload((2, 2, 5, 7, 4, 12), "float32", ("bias_HR",), 0.1, backward=True)
 

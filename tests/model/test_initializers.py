@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import tiny
 from txl_jax.config import pytorch, tensorflow
-from txl_jax.model.gate import Gate
+from txl_jax.model.residual import Gate
 from txl_jax.update.state import abstract_params, init_params
 
 SIZES: dict[str, Any] = dict(vocab_size=3000, cutoffs=(1000, 2000), div_val=2)

@@ -59,7 +59,8 @@ def report(error: Ending) -> int:
 
 def prepare_process() -> None:
     """Sets the streams, signals and libraries of a program."""
-    # The next file would get the number of a stream that is closed, as by `2>&-`.
+    # If a standard stream is closed (`2>&-`), the next file that is opened takes its
+    # number.
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, errors="backslashreplace"))

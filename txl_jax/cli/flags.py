@@ -265,7 +265,7 @@ def check_effect(name: str, mode: str) -> None:
 
 
 def inherit(flags: Values, folder: Path) -> tuple[str, Values]:
-    """Returns the config of train.init_from, another workdir, and what it gives.
+    """Returns the config file of the workdir train.init_from, and the values it gives.
 
     A run that has begun keeps its own. Flags that describe a vocabulary replace it.
     """

@@ -64,8 +64,8 @@ def position_scores(
 ) -> Array:
     """Returns q . r_{i-j} + bias_{i-j} for the Y newest of K keys, float32.
 
-    If R < K, the scores are relative to the score of the farthest distance, which all
-    older keys share: a softmax depends only on differences, so these need no score.
+    If R < K, all older keys share the score of the farthest distance. It is subtracted
+    from all scores, which leaves the softmax unchanged, so older keys need no score.
     Without r_RHA the scores are the same for all streams, position_H1LY.
     """
     L = q_HBLA.shape[2]

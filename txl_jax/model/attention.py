@@ -1,6 +1,5 @@
 """Multi-head attention over memory and segment (sections 3.2 and 3.3)."""
 
-import dataclasses
 import functools
 
 import flax.linen as nn
@@ -11,21 +10,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from txl_jax.kernels.dispatch import choose_kernel
 from txl_jax.kernels.hash import AttentionDropout
-from txl_jax.kernels.measure import Workload
-from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
+from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.kernels.product import product
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout, seed
 from txl_jax.model.fast_weights import FastWeights, LayerWeights
-from txl_jax.model.gate import add_residual
 from txl_jax.model.initializers import feature_norm, head_norm, maker
 from txl_jax.model.interval import Call
 from txl_jax.model.memory import LayerMemory
-from txl_jax.model.positions import (
-    SCHEMES,
-    position_terms,
-    rotate_queries_and_keys,
-)
+from txl_jax.model.positions import position_terms, rotate_queries_and_keys
+from txl_jax.model.residual import add_residual
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -118,35 +112,3 @@ def attend(
     """Returns o_BLHA of a kernel, by default the config's; no key is rotated yet."""
     operands = rotate_queries_and_keys(config, operands)
     return (kernel or choose_kernel(config.kernel, operands))(operands)
-
-
-def make_workload(
-    config: ModelConfig, B: int, H: int, L: int, training: bool
-) -> Workload:
-    """Returns the attention of H heads of one layer, to measure kernels on."""
-    M, scheme, shape = config.mem_len, SCHEMES[config.position], (H, config.d_head)
-    biases = {name: jnp.zeros(shape) for name in scheme.biases}
-    R_RD = scheme.encoding(config, M + L) if scheme.encoding else None
-    terms: PositionTerms = jax.eval_shape(
-        lambda: position_terms(
-            dataclasses.replace(config, n_head=H),
-            lambda name, letters, shape: jnp.zeros(shape),
-            R_RD,
-            biases,
-            M + L,
-        )
-    )
-    R = M + L
-    if terms.r_RHA is not None:
-        R = len(terms.r_RHA)
-    elif terms.bias_HR is not None:
-        R = terms.bias_HR.shape[1]
-    is_kept = training and config.remat_policy == "none"
-    return Workload(
-        (B, H, L, M, config.d_head, R),
-        config.dtype,
-        tuple(name for name, x in terms._asdict().items() if x is None),
-        config.dropatt if training else 0.0,
-        backward=training,
-        layers=config.n_layer if is_kept else 1,
-    )

@@ -8,12 +8,12 @@ from txl_jax.model.attention import Attention
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.fast_weights import LayerWeights
-from txl_jax.model.gate import add_residual
 from txl_jax.model.initializers import feature_norm, maker
 from txl_jax.model.interval import Call
 from txl_jax.model.linear import Linear
 from txl_jax.model.memory import LayerMemory
 from txl_jax.model.positions import SCHEMES
+from txl_jax.model.residual import add_residual
 
 # For gated feed-forwards; the GELU is approximated by tanh.
 ACTIVATIONS = {"geglu": nn.gelu, "swiglu": nn.silu}

@@ -22,7 +22,6 @@ from txl_jax.model.attention import attend
 from txl_jax.model.block import ACTIVATIONS
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fast_weights import FastWeights, LayerWeights
-from txl_jax.model.gate import Gate
 from txl_jax.model.initializers import Params, feature_norm
 from txl_jax.model.interval import Call, start_call
 from txl_jax.model.key_values import (
@@ -33,6 +32,7 @@ from txl_jax.model.key_values import (
     project_all,
 )
 from txl_jax.model.positions import SCHEMES
+from txl_jax.model.residual import Gate
 from txl_jax.model.ring import RingLayer, RingMemory
 
 FixedMemory = TypeVar("FixedMemory", bound=KeyValueMemory | RingMemory)
@@ -204,7 +204,7 @@ def feed_forward(config: ModelConfig, params: Params, h_BLD: Array) -> Array:
 def end_sublayer(
     config: ModelConfig, params: Params, x_BLD: Array, y_BLD: Array
 ) -> Array:
-    """Returns the end of a sublayer with these parameters; see `gate.add_residual`."""
+    """Returns the end of a sublayer; see `residual.add_residual`."""
     if config.gate == "none":
         sum_BLD = x_BLD + y_BLD
     else:

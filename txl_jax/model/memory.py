@@ -21,7 +21,7 @@ class LayerMemory(NamedTuple):
 
 @flax.struct.dataclass
 class Memory:
-    """The newest M inputs of every layer, oldest first: what a call leaves to the next.
+    """The newest M inputs of every layer, oldest first: what a call passes to the next.
 
     h_NBMD: the input of each layer, the embeddings for the first; no gradient flows
         into it.
@@ -77,7 +77,7 @@ class Memory:
 
         def keep() -> Array:
             h_NBKD = jnp.concatenate([self.h_NBMD, h_NBLD], axis=2)
-            return window(h_NBKD, call.length_B, M)
+            return window(h_NBKD, call.length_B, M)  # the last M of M + length_B
 
         if L < M:
             h_NBMD = keep()

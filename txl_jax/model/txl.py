@@ -19,7 +19,7 @@ from txl_jax.model.positions import SCHEMES
 
 
 class TransformerXL(nn.Module):
-    """The model of section 3; `fixed.FixedTransformerXL` is the same, to read only.
+    """The model of section 3; `fixed.FixedTransformerXL` is the same for inference.
 
     Dropout is active exactly when a `dropout` rng is passed. The memory's length comes
     from its shape, so it may change without new parameters.

@@ -81,11 +81,12 @@ class MetricsLog:
             if self.step % self.every == 0 or self.step == self.num_steps:
                 self._add(exact, timing)
                 self.timing.restart()
-        rate = tqdm.tqdm.format_sizeof(exact["tokens"] / seconds)
+        newest = updates[-1]
+        rate = tqdm.tqdm.format_sizeof(newest["tokens"] / seconds)
         return [
             f"{rate} tokens/s",
-            f"loss {exact['loss']:.4f}",
-            f"{bits(exact['loss']):.4f} bits/token",
+            f"loss {newest['loss']:.4f}",
+            f"{bits(newest['loss']):.4f} bits/token",
             f"mfu {self.timing.ideal_seconds / seconds:.1%}",
         ]
 

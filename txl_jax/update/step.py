@@ -1,11 +1,12 @@
-"""The training step: U updates in a call to the devices, of G segments each.
+"""The training step: a call to the devices, which makes several updates.
 
-From top to bottom: a step makes updates, an update sums gradients over chunks of the
-streams, and a chunk reads its segments, between which the memory passes. Normally,
-G = train.segments_per_update = 1. With train.gradient_segments above 1, that many are
-first joined into one long segment, inside which gradients pass through the memory. With
-train.batch_chunk = C, there are C chunks, each a smaller batch with its own memory.
-(Elsewhere, G is the number of rare clusters.)
+A step makes updates, an update sums gradients over chunks of the streams, and a chunk
+reads its segments, between which the memory passes. Normally an update has one segment
+and one chunk. train.gradient_segments are first joined into one long segment, inside
+which gradients pass through the memory. With train.batch_chunk above 1, each chunk is a
+smaller batch with its own memory.
+
+Dims: S segments of a call, U updates, J joined segments of an update, C chunks.
 """
 
 import dataclasses
@@ -87,9 +88,9 @@ class TrainStep:
     def __call__(
         self, state: TrainState, segments: Segment
     ) -> tuple[TrainState, Metrics]:
-        """Makes one update for every G segments."""
-        G = self.config.segments_per_update
-        each = jax.tree.map(lambda x: x.reshape(-1, G, *x.shape[1:]), segments)
+        """Makes one update for every segments_per_update segments."""
+        count = self.config.segments_per_update
+        each = jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]), segments)
         return jax.lax.scan(self.update, state, each)
 
     def update(
@@ -175,20 +176,20 @@ def sum_gradients(
     key: Array,
     config: TrainConfig,
 ) -> Carry:
-    """Returns (the sums over the G segments of an update, the memory after them).
+    """Returns (the sums over the segments of an update, the memory after them).
 
-    Gradients have the dtype of `cast_layers`; a sum over several parts has the
-    parameters' dtype.
+    With one part, gradients have the dtypes that `cast_layers` gives; with several, the
+    parameters'.
     """
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
-    used = cast_layers(params, model.config.compute_dtype)
+    cast = cast_layers(params, model.config.compute_dtype)
     loss = functools.partial(nll_sum, model, segment_len=segment_len)
-    differentiate = functools.partial(jax.value_and_grad(loss, has_aux=True), used)
+    differentiate = functools.partial(jax.value_and_grad(loss, has_aux=True), cast)
     add = functools.partial(add_chunk, differentiate, key)
     C, zero = config.batch_chunk, jnp.zeros(())
     parts = C * len(segments.length_SB)
-    zeros = jax.tree.map(jnp.zeros_like, params if parts > 1 else used)
+    zeros = jax.tree.map(jnp.zeros_like, params if parts > 1 else cast)
     sums = Sums(zero, zero, zeros)
     if C == 1:
         return add(sums, (0, memory, segments))
@@ -205,7 +206,7 @@ def add_chunk(
     sums: Sums,
     chunk: tuple[int | Array, Memory, Segment],
 ) -> Carry:
-    """Adds a chunk: its number, its memory and its segments."""
+    """Adds the sums of one chunk, given as (number, memory, segments)."""
     c, memory, segments = chunk
     add = functools.partial(add_segment, differentiate, key, c)
     J = len(segments.length_SB)

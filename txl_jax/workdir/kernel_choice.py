@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -13,9 +14,10 @@ from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.kernels.dispatch import KERNELS
 from txl_jax.kernels.measure import Workload, choose, describe, find_candidates, measure
+from txl_jax.kernels.operands import PositionTerms
 from txl_jax.kernels.sharded import divides
-from txl_jax.model.attention import make_workload
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.positions import SCHEMES, position_terms
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, refusing_damage
@@ -88,3 +90,35 @@ def make_workloads(part: str, config: Config, mesh: Mesh) -> dict[str, Workload]
 
     names = find_candidates(device, workload("xla"))
     return {name: workload(name) for name in names}
+
+
+def make_workload(
+    config: ModelConfig, B: int, H: int, L: int, training: bool
+) -> Workload:
+    """Returns the attention of H heads of one layer, to measure kernels on."""
+    M, scheme, shape = config.mem_len, SCHEMES[config.position], (H, config.d_head)
+    biases = {name: jnp.zeros(shape) for name in scheme.biases}
+    R_RD = scheme.encoding(config, M + L) if scheme.encoding else None
+    terms: PositionTerms = jax.eval_shape(
+        lambda: position_terms(
+            dataclasses.replace(config, n_head=H),
+            lambda name, letters, shape: jnp.zeros(shape),
+            R_RD,
+            biases,
+            M + L,
+        )
+    )
+    R = M + L
+    if terms.r_RHA is not None:
+        R = len(terms.r_RHA)
+    elif terms.bias_HR is not None:
+        R = terms.bias_HR.shape[1]
+    is_kept = training and config.remat_policy == "none"
+    return Workload(
+        (B, H, L, M, config.d_head, R),
+        config.dtype,
+        tuple(name for name, x in terms._asdict().items() if x is None),
+        config.dropatt if training else 0.0,
+        backward=training,
+        layers=config.n_layer if is_kept else 1,
+    )
