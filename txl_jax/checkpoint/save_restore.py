@@ -42,7 +42,6 @@ from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.explain import UNREACHABLE, one_line, storage_errors
 from txl_jax.update.state import Average, TrainState, Updater
 
-TEMPORARY = ".orbax-checkpoint-tmp"  # in the name of a local folder being written
 TRASH = "deleted"  # a checkpoint is moved here before its files are removed
 LIMIT_SECONDS = 1200  # for a save, including the wait for a process that has failed
 SLICE_BYTES = 2**20  # the smallest part in which an array is written; each is compiled
@@ -178,13 +177,16 @@ class Checkpoints:
         saved = Manifest(step, position, valid_nll, manifests.checksums(items))
         args = {name: ocp.args.PyTreeSave(tree) for name, tree in items.items()}
         record = {manifests.ITEM: ocp.args.JsonSave(saved.to_json())}
+        path = epath.Path(self.folder / str(step))
         with distributed.together(*save_errors()):  # the others would wait in `save`
             if distributed.is_first():
+                if is_complete(path):
+                    raise ValueError(f"{path} exists")
                 self._tidy()
                 if not storage.is_remote(self.folder):
                     (self.folder / TRASH).mkdir(parents=True, exist_ok=True)
-        path = epath.Path(self.folder / str(step))
-        self._checkpointer.save(path, ocp.args.Composite(**args, **record))
+        # Without `force`, all processes look for the folder, and gcsfs caches it.
+        self._checkpointer.save(path, ocp.args.Composite(**args, **record), force=True)
         self.manifests[step], self.saving = saved, step
         self._pending = self._thread.submit(self._complete)
 
@@ -192,9 +194,8 @@ class Checkpoints:
         """Removes what killed and failed saves have left."""
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             is_cut_off = path.name.isdecimal() and not is_complete(path)
-            if is_cut_off or TEMPORARY in path.name:
-                # A thread may still write there.
-                with contextlib.suppress(*save_errors()):
+            if is_cut_off or "orbax-checkpoint-tmp" in path.name:
+                with contextlib.suppress(*save_errors()):  # it may still be written
                     epath.Path(path).rmtree()
 
     def _complete(self) -> None:
@@ -268,9 +269,8 @@ class Checkpoints:
         """Returns the newest undamaged checkpoint, or None if there is no checkpoint.
 
         `like` holds the shapes, dtypes and shardings of the result. Newer checkpoints
-        that are damaged are renamed, so that their steps can be saved again. Raises
-        UserError if every checkpoint is damaged (then none is renamed), or one has
-        another model or only parameters.
+        that are damaged are set aside. Raises UserError if every checkpoint is damaged
+        (then none is renamed), or one has another model or only parameters.
         """
         self.poll(wait=True)
         damaged: dict[int, Damaged] = {}
