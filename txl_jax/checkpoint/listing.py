@@ -38,6 +38,7 @@ def list_steps(folder: Path) -> list[int]:
     do not share the folder.
     """
     for _ in range(LISTINGS):
+        storage.forget_listings()
         paths = folder.iterdir() if folder.is_dir() else ()
         steps = sorted(int(path.name) for path in paths if is_complete(path))
         if not distributed.differing({"steps": steps}):

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -80,6 +81,15 @@ def to_utf8(text: str, name: str, errors: str = "strict") -> bytes:
         return text.encode("utf-8", errors)
     except UnicodeEncodeError as error:
         raise UserError(f"{name}={text!r} is not UTF-8: give another") from error
+
+
+def forget_listings() -> None:
+    """Makes gcsfs list folders again, in which another process may have written."""
+    if "gcsfs" in sys.modules:
+        from gcsfs import GCSFileSystem
+
+        for system in GCSFileSystem._cache.values():
+            system.invalidate_cache()
 
 
 def absolute(path: Path) -> Path:
