@@ -102,6 +102,26 @@ def test_kills_at_random_storage_calls_change_no_bit(pair: Pair) -> None:
         print(f"{kills} kills in {rounds} rounds changed no bit")
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_death_in_the_last_save(pair: Pair, index: int) -> None:
+    """Both processes then read what the next start saves in the same folder."""
+    run = pair.start()
+
+    def hook(method: str, path: str) -> int | None:
+        ours = f"checkpoints%2F{STEPS}" in path or f"checkpoints/{STEPS}" in path
+        if method == "POST" and ours:
+            run.all[index].send_signal(signal.SIGKILL)
+            return 0
+        return None
+
+    pair.proxies[index].hook = hook
+    statuses = run.wait()
+    assert statuses[index] == -signal.SIGKILL
+    assert statuses[1 - index] in (75, -signal.SIGABRT), run.said(1 - index)
+    again = pair.start()
+    assert again.wait() == [0, 0], again.said(0) + again.said(1)
+
+
 def test_a_signal_and_a_resume_on_another_number_of_processes(pair: Pair) -> None:
     run = pair.start("--config.train.num_steps=100000")
     run.until(lambda: len(pair.store.saved(pair.workdir)) > 1)
