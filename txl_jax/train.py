@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from txl_jax.checkpoint.save_restore import Checkpoints, Snapshot, restore_or_init
 from txl_jax.config import Config
 from txl_jax.data.files import require_apart
-from txl_jax.data.options import SLACK
 from txl_jax.data.prefetch import prefetch
 from txl_jax.data.streams import OFF, Position, Streams, check_length
 from txl_jax.data.tokens import Tokens, prepare
@@ -32,7 +31,7 @@ from txl_jax.report.metrics_log import MetricsLog, SendLine
 from txl_jax.report.progress import Progress
 from txl_jax.report.timing import Trace, peak_flops
 from txl_jax.report.viewers import Events
-from txl_jax.runtime import distributed, preemption, storage
+from txl_jax.runtime import distributed, explain, preemption, storage
 from txl_jax.runtime.programs import compile_program, record_loops
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import check_streams, host_rows, place_segments
@@ -45,7 +44,7 @@ from txl_jax.update.state import (
 from txl_jax.update.step import REASONS, make_updater
 from txl_jax.workdir import resolve, run_record
 from txl_jax.workdir.folder import KERNELS_FILE, METRICS
-from txl_jax.workdir.kernel_choice import choose_kernels
+from txl_jax.workdir.kernel_choice import choose_kernels, padded_len
 from txl_jax.workdir.load import initial_data, load_initial
 from txl_jax.workdir.lock import locked
 from txl_jax.workdir.resolve import NO_TOKENS, TokenIds
@@ -78,14 +77,14 @@ def plan(config: Config, workdir: Path, keep_prompt: bool = False) -> "Run":
     ids = resolve.find_ids(fitted, vocab)
     for text in (texts["valid"], texts[split]):
         check_length(config.eval.cut(text), config.eval.streams, "eval.streams")
+    if config.generate.prompt != "@-":  # stdin can be read once
+        find_prompts(config.generate, vocab, texts[split], split)
+    viewers.check_wandb(config.run.wandb)
     run = Run(fitted, workdir, texts["train"], texts["valid"], ids)
     # Kernels for one device refuse some shapes: trace the step now, before anything is
     # written.
     if config.model.kernel not in ("auto", "xla"):
         run.updater.step.trace(run.updater.like, step_segments(fitted, run.mesh))
-    if config.generate.prompt != "@-":  # stdin can be read once
-        find_prompts(config.generate, vocab, texts[split], split)
-    viewers.check_wandb(config.run.wandb)
     like = run.updater.like.params
     run.params = load_initial(fitted, workdir, vocab, run.mesh, like)
     run.saved_config, run.tokens = config, tokens
@@ -112,16 +111,14 @@ class Run:
         """Raises UserError if the config does not fit the machine."""
         self.config, self.workdir = config, workdir
         self.mesh = resolve.fit_mesh(config)
-        models, self.kernel_rows = choose_kernels(config, workdir, self.mesh)
-        model, self.evaluation_model = models
-        self.updater = make_updater(model, config.train, config.optim, self.mesh)
         rows = host_rows(self.mesh, config.train.batch_size, "train.batch_size")
         self.streams = make_streams(config, train_tokens, rows, ids)
+        host_rows(self.mesh, config.eval.streams, "eval.streams")
+        models, self.kernel_rows = choose_kernels(config, workdir, self.mesh)
+        model, reading = models
+        self.updater = make_updater(model, config.train, config.optim, self.mesh)
         self.evaluate = make_evaluate(
-            self.evaluation_model,
-            config.eval,
-            self.mesh,
-            reset_memory_at=ids.eval_reset,
+            reading, config.eval, self.mesh, reset_memory_at=ids.eval_reset
         )
         self.valid_tokens = valid_tokens
         self.params: Params | None = None  # of a fresh run; None = random
@@ -201,9 +198,10 @@ class Run:
         first = restore_or_init(
             self.checkpoints, self.workdir, self.updater, self.params
         )
-        if self.kernel_rows:
-            text = json.dumps(self.kernel_rows, indent=2) + "\n"
-            storage.write_atomically(self.workdir / KERNELS_FILE, text)
+        with distributed.together(*explain.storage_errors()):
+            if self.kernel_rows:  # process 0 has measured
+                text = json.dumps(self.kernel_rows, indent=2) + "\n"
+                storage.write_atomically(self.workdir / KERNELS_FILE, text)
         self.staging = enter(Staging(self.workdir, METRICS))
         folder, step = self.staging.folder, first.step
         B, L = train.batch_size, train.ext_len + train.tgt_len
@@ -387,7 +385,7 @@ def step_segments(config: Config, mesh: Mesh) -> Segment:
     Raises UserError if the streams of a chunk do not divide over the mesh.
     """
     train = config.train
-    L = train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
+    L = padded_len(train)
     S = train.segments_per_update
     S *= train.updates_of_call(config.checkpoint.every_steps)
     segments = abstract_segments(mesh, S, train.batch_size, L)

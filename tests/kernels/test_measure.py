@@ -12,7 +12,9 @@ from txl_jax.kernels.measure import Trial, Workload, choose, describe, find_cand
 from txl_jax.kernels.operands import Operands
 from txl_jax.workdir.kernel_choice import make_workload
 
-SHAPE = Workload((2, 2, 5, 7, 4, 12), "float32", ("bias_HR",), 0.1, backward=True)
+SHAPE = Workload(
+    (2, 2, 5, 7, 4, 12), "float32", ("bias_HR",), 3, dropout=0.1, backward=True
+)
 
 
 def is_off(operands: Operands) -> jax.Array:
@@ -36,7 +38,7 @@ def time_as(
     compiled = measure.compiled
 
     def time_calls(run: Any, operands: Operands, count: int) -> float:
-        assert not operands.oldest_BL.any(), "every key is visible"
+        assert operands.oldest_BL.tolist() == [[0, 0, 0, 3, 3]] * 2
         return next(s for x, s in seconds.items() if compiled(x, SHAPE) is run)
 
     monkeypatch.setattr(measure, "time_calls", time_calls)
@@ -77,10 +79,18 @@ def test_a_kernel_is_used_where_xla_cannot_run(monkeypatch: pytest.MonkeyPatch) 
     assert choose({"xla": Trial(fault="a"), "other": Trial(fault="b")}) == "xla"
 
 
+def test_queries_of_same_length_see_as_many_keys() -> None:
+    config = tiny.config(same_length=True, mem_len=5)
+    work = make_workload(config, B=1, T=4, L=4, training=False)
+    assert measure.see_all(work).tolist() == [[1, 2, 3, 4]]
+
+
 def test_what_all_layers_keep_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """`xla` keeps the weights of all queries and keys; `chunked` does not."""
     monkeypatch.setattr(measure, "device_memory", lambda: 1 << 30)
-    large = Workload((8, 8, 256, 256, 8, 512), "float32", ("bias_HR",), 0, True, 99)
+    large = Workload(
+        (8, 8, 256, 256, 8, 512), "float32", ("bias_HR",), 256, backward=True, layers=99
+    )
     assert measure.find_fault("xla", large) == "99 layers need 10 of 1 GiB"
     one = large._replace(layers=1)
     assert measure.find_fault("chunked", one) == ""
@@ -101,14 +111,14 @@ def test_a_workload_has_the_terms_of_the_scheme(
     changes: dict[str, Any], absent: str, R: int
 ) -> None:
     config = tiny.config(dropatt=0.1, **changes)
-    work = make_workload(config, B=3, H=1, L=4, training=True)
-    assert work.sizes == (3, 1, 4, 5, config.d_head, R) and work.absent == tuple(
-        absent.split()
-    )
+    work = make_workload(config, B=3, T=4, L=2, training=True)
+    assert work.sizes == (3, tiny.H, 4, 5, config.d_head, R)
+    assert (work.segment_len, work.keys_per_query) == (2, 0)
+    assert work.absent == tuple(absent.split())
     assert (work.dropout, work.backward, work.layers) == (0.1, True, tiny.N)
     operands = measure.make_operands(work)
-    assert operands.k_BKHA.shape == (3, 9, 1, config.d_head)
-    reading = make_workload(config, B=3, H=1, L=4, training=False)
+    assert operands.k_BKHA.shape == (3, 9, tiny.H, config.d_head)
+    reading = make_workload(config, B=3, T=4, L=4, training=False)
     assert (reading.dropout, reading.backward, reading.layers) == (0.0, False, 1)
 
 

@@ -80,3 +80,11 @@ def test_cached_keys_and_values_equal_memory(changes: dict[str, Any]) -> None:
         logits_B1V, ring = read(apart, token_B1, ring, **more)
         tiny.assert_close(logits_B1V, expected_B1V)
         np.testing.assert_array_equal(ring.filled_B, memory.filled_B)
+
+
+def test_a_memory_for_other_calls_is_refused() -> None:
+    params = lay_out(tiny.make_params(tiny.CONFIG))
+    memory = KeyValueMemory.empty(tiny.CONFIG, params, B, tgt_len=L)
+    tokens_BL = tiny.make_tokens(B, L - 1)
+    with pytest.raises(ValueError, match="for calls of 4 tokens"):
+        tiny.apply(tiny.CONFIG, params, tokens_BL, memory)

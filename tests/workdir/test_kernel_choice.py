@@ -5,15 +5,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from tests.support import tiny
 from tests.support.refusal import refused
 from txl_jax.config import Config
+from txl_jax.data.options import SLACK
 from txl_jax.evaluate.options import EvalConfig
+from txl_jax.kernels import xla
+from txl_jax.kernels.dispatch import KERNELS
 from txl_jax.kernels.measure import Trial
+from txl_jax.kernels.operands import Operands
 from txl_jax.runtime import distributed
+from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.options import MeshConfig
 from txl_jax.train import Run
 from txl_jax.update.options import TrainConfig
 from txl_jax.workdir import kernel_choice
@@ -70,6 +77,8 @@ def test_each_part_is_measured_once_in_a_run(
     assert not [*tmp_path.iterdir()], "a plan writes nothing"
 
     (tmp_path / KERNELS_FILE).write_text(json.dumps(rows))
+    _, new = choose_kernels(CONFIG, tmp_path, tiny.one_device())
+    assert not new and "chunked, by kernels.json" in capsys.readouterr().err
     assert names(CONFIG, tmp_path) == ["chunked", "xla"] and len(measured) == 2
     other = dataclasses.replace(CONFIG.eval, streams=2)
     assert names(dataclasses.replace(CONFIG, eval=other), tmp_path) and measured[2:]
@@ -81,7 +90,17 @@ def test_a_named_kernel_is_taken(tmp_path: Path, measured: list[Any]) -> None:
     assert names(named, tmp_path) == ["chunked", "chunked"] and not measured
 
 
-def test_a_run_writes_its_kernels(tmp_path: Path, measured: list[Any]) -> None:
+def test_a_run_takes_and_writes_its_kernels(
+    tmp_path: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced: set[tuple[str, int]] = set()
+    for name in ("xla", "chunked"):
+
+        def count(operands: Operands, kernel: str = name) -> jax.Array:
+            traced.add((kernel, operands.q_BLHA.shape[1]))
+            return xla.rel_attention(operands)
+
+        monkeypatch.setitem(KERNELS, name, count)
     text = tiny.make_tokens(1, 200)[0]
     once = TrainConfig(batch_size=8, tgt_len=6, num_steps=1, eval_every=1)
     reading = dataclasses.replace(CONFIG.eval, streams=8)
@@ -92,6 +111,8 @@ def test_a_run_writes_its_kernels(tmp_path: Path, measured: list[Any]) -> None:
             config, train=dataclasses.replace(once, num_steps=2)
         )
     assert len(measured) == 2, "a resumed run keeps them"
+    # Training, windows of evaluation, and the initialization of parameters.
+    assert traced == {("chunked", 6), ("xla", 8), ("xla", 1)}
     rows = json.loads((tmp_path / KERNELS_FILE).read_text())
     assert {key: row["kernel"] for key, row in rows.items()} == {
         "training on 8 x cpu": "chunked",
@@ -104,9 +125,11 @@ def test_other_processes_take_the_choice_of_the_first(
 ) -> None:
     sent: list[np.ndarray] = []
 
-    def gather(indices: np.ndarray) -> np.ndarray:
-        sent.append(indices)
-        return np.stack([sent[0], indices])
+    def gather(values: np.ndarray) -> np.ndarray:
+        if values.ndim == 0:  # whether there is an error
+            return values[None]
+        sent.append(values)
+        return np.stack([sent[0], values])
 
     monkeypatch.setattr(distributed, "gather", gather)
     assert names(CONFIG, tmp_path) == ["chunked", "xla"]
@@ -116,6 +139,34 @@ def test_other_processes_take_the_choice_of_the_first(
 
 
 def test_damage_is_reported(tmp_path: Path, measured: list[Any]) -> None:
-    (tmp_path / KERNELS_FILE).write_text("{")
-    with refused(KERNELS_FILE):
-        names(CONFIG, tmp_path)
+    for text in ("{", "[]"):
+        (tmp_path / KERNELS_FILE).write_text(text)
+        with refused(KERNELS_FILE):
+            names(CONFIG, tmp_path)
+
+
+def test_unknown_kernels_are_measured_again(
+    tmp_path: Path, measured: list[Any]
+) -> None:
+    _, rows = choose_kernels(CONFIG, tmp_path, tiny.one_device())
+    for row in rows.values():
+        row["kernel"] = "gone"
+    broken: list[Any] = [rows, dict.fromkeys(rows, {}), dict.fromkeys(rows, 3)]
+    for old in broken:
+        (tmp_path / KERNELS_FILE).write_text(json.dumps(old))
+        assert names(CONFIG, tmp_path) == ["chunked", "xla"]
+    assert len(measured) == 8
+
+
+@pytest.mark.parametrize("batch_chunk, kernel", [(1, "chunked"), (2, "xla")])
+def test_chunks_that_do_not_divide_take_xla(
+    tmp_path: Path, measured: list[Any], batch_chunk: int, kernel: str
+) -> None:
+    train = TrainConfig(batch_size=8, tgt_len=6, varlen=True, batch_chunk=batch_chunk)
+    reading = dataclasses.replace(CONFIG.eval, streams=8)
+    config = dataclasses.replace(CONFIG, train=train, eval=reading)
+    mesh = make_mesh(MeshConfig())
+    models, _ = choose_kernels(config, tmp_path, mesh)
+    assert models[0].kernel == kernel and mesh.size == 8
+    widths = [x["xla"].sizes[2] for x in measured if x["xla"].backward]
+    assert widths == [6 + SLACK] * (batch_chunk == 1)

@@ -1,7 +1,8 @@
 """The mode `compile`: the memory of the training and evaluation steps on absent TPUs.
 
-The steps are the programs that training and evaluation run, so a step that compiles
-here also compiles there.
+The steps are the programs that training and evaluation run with the same kernel, so a
+step that compiles here also compiles there. Kernels cannot be measured here: with
+model.kernel = "auto", the steps have `xla`.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ def compile_steps(config: Config) -> tuple[Json, dict[str, Compiled]]:
         "cores": tpus.chips * tpus.chip.cores,
         "devices": len(devices),
         "mesh": dict(mesh.shape),
-        "kernel": model.kernel,
+        "kernel": "xla" if model.kernel == "auto" else model.kernel,
         "dtype": model.dtype,
         "remat_policy": model.remat_policy,
         "batch_size": B,

@@ -1,6 +1,5 @@
 """The mode `train`: trains a run, then evaluates its best checkpoint."""
 
-import dataclasses
 import textwrap
 from pathlib import Path
 
@@ -54,8 +53,7 @@ def train_on(
 
 def evaluate_best(run: Run) -> Json:
     """Scores the best checkpoint; writes result.json, a plot and a sample."""
-    workdir, tokens = run.workdir, run.tokens
-    config = dataclasses.replace(run.config, model=run.evaluation_model)
+    workdir, tokens, config = run.workdir, run.tokens, run.config
     loaded = load_fitted(workdir, config, tokens.vocab, run.mesh)
     scored = evaluate_split.evaluate_split(loaded, tokens, workdir, plain=run.evaluate)
     result = scored | {"workdir": str(workdir), **run.result}

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable
 
 import jax
@@ -22,6 +23,7 @@ ABSENT = (("bias_HR",), ("r_RHA", "u_HA", "w_HA"))
 RATES = (0.1, 0.0)
 # Several tiles, none of which is full.
 B, L, M, H, A = 2, 136, 200, 2, 64
+PERIOD = 2**18 - 5  # of random numbers in large arrays; odd, so that no rows repeat
 
 Arrays = dict[str, np.ndarray]
 
@@ -63,8 +65,9 @@ def make_operands(
 
     def draw(name: str, dtype: str) -> Array:
         size = [sizes[letter] for letter in name.partition("_")[2]]
-        values = (rng.normal(size=size).clip(-2, 2) * 4).round() / 4
-        return jnp.asarray(values, dtype)
+        values = rng.normal(size=min(math.prod(size), PERIOD))
+        values = (values.clip(-2, 2) * 4).round() / 4
+        return jnp.asarray(np.resize(values, size), dtype)
 
     q_BLHA, k_BKHA, v_BKHA = (draw(name, dtype) for name in Operands._fields[:3])
     terms = {

@@ -15,8 +15,8 @@ KERNELS: dict[str, Kernel] = {
     "tpu": follow_mesh(fused.rel_attention),
 }
 
-# The fastest kernels in training steps that were measured (docs/howto/gpus.md). `auto`
-# takes them where it has not measured itself (`measure`), and elsewhere `xla`.
+# By device, the kernel with the fastest measured training step (docs/howto/gpus.md).
+# `auto` takes it where nothing is measured at the start, and `xla` on other devices.
 FASTEST = {"NVIDIA H200": "cudnn"}
 
 

@@ -17,19 +17,23 @@ from txl_jax.kernels.sharded import device_memory
 from txl_jax.kernels.tpu.blocks import VMEM
 
 SECONDS = 0.05  # for which each kernel runs
+SHARE = 0.5  # of the memory, for what attention keeps for the backward pass
 
 
 class Workload(NamedTuple):
     """The attention of one layer on one device.
 
-    sizes: B, H, L, M, A and R. absent: the position terms that the scores lack.
-    dropout: the rate. backward: whether gradients are computed. layers: how many layers
-    keep arrays for their backward pass at the same time.
+    sizes: B, H, L, M, A and R; the L queries are segments of segment_len.
+    absent: the position terms that the scores lack. keys_per_query: see
+    `model.interval.count_keys`. dropout: the rate. backward: whether gradients are
+    computed. layers: how many layers keep arrays for their backward pass together.
     """
 
     sizes: tuple[int, ...]
     dtype: str
     absent: tuple[str, ...]
+    segment_len: int
+    keys_per_query: int = 0
     dropout: float = 0.0
     backward: bool = False
     layers: int = 1
@@ -64,7 +68,7 @@ def measure(workloads: dict[str, Workload]) -> dict[str, Trial]:
 
 
 def choose(trials: dict[str, Trial]) -> str:
-    """Returns the fastest kernel; if all have faults `xla`, whose error then ends."""
+    """Returns the fastest kernel, or `xla` if all have faults: its error is raised."""
     name = min(trials, key=lambda name: trials[name].milliseconds)
     return "xla" if trials[name].fault else name
 
@@ -83,7 +87,7 @@ def try_kernel(name: str, workload: Workload) -> Trial:
         if fault := find_fault(name, workload):
             return Trial(fault=fault)
         run, operands = compiled(KERNELS[name], workload), make_operands(workload)
-        operands = operands._replace(oldest_BL=jnp.zeros_like(operands.oldest_BL))
+        operands = operands._replace(oldest_BL=see_all(workload))
         once = time_calls(run, operands, 1)
         seconds = time_calls(run, operands, math.ceil(SECONDS / once))
         B, _, L, *_ = workload.sizes
@@ -98,7 +102,7 @@ def find_fault(name: str, workload: Workload) -> str:
     if workload.backward and (memory := device_memory()):
         kept = jax.eval_shape(lambda x: jax.vjp(kernel, x)[1], operands)
         need = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept))
-        if (need := need * workload.layers) > memory:
+        if (need := need * workload.layers) > SHARE * memory:
             return f"{workload.layers} layers need {need >> 30} of {memory >> 30} GiB"
     actual = to_host(compiled(kernel, workload)(operands))
     if name == "xla":
@@ -114,10 +118,21 @@ def find_fault(name: str, workload: Workload) -> str:
     return ""
 
 
+@functools.lru_cache(maxsize=2)
 def make_operands(workload: Workload) -> Operands:
     """Returns operands of a workload, partly masked."""
-    sizes, dtype, absent, rate, *_ = workload
+    sizes, dtype, absent, rate = workload[:3] + (workload.dropout,)
     return check.make_operands(sizes, dtype, absent, rate)
+
+
+def see_all(workload: Workload) -> Array:
+    """Returns oldest_BL of a full memory without documents."""
+    B, _, L, M, *_ = workload.sizes
+    query_L = jnp.arange(L, dtype=jnp.int32)
+    oldest_L = query_L // workload.segment_len * workload.segment_len
+    if workload.keys_per_query:
+        oldest_L = jnp.maximum(0, query_L + M + 1 - workload.keys_per_query)
+    return jnp.broadcast_to(oldest_L, (B, L))
 
 
 @functools.lru_cache(maxsize=8)

@@ -174,7 +174,8 @@ class ModelConfig(
         one_of(("auto", "xla", "chunked", "cudnn", "tpu")),
         modes="train evaluate generate score import export compile table speed recl",
         roles=Role.INHERITED,
-        help='Attention kernel. "auto" measures them, and takes the fastest.',
+        help='Attention kernel. "auto" takes the fastest: training measures, and other '
+        "modes use a short table.",
     )
     remat_policy: str = field(
         "none",

@@ -68,6 +68,8 @@ def lay_out(params: Params) -> Params:
 class FixedTransformerXL(NamedTuple):
     """`TransformerXL` with parameters that `lay_out` has laid out.
 
+    The memory is a `KeyValueMemory`, for calls of the length that it was made for, or a
+    `RingMemory`, for calls of one token.
     kernel: attends instead of the config's kernel.
     """
 
@@ -112,6 +114,10 @@ class FixedTransformerXL(NamedTuple):
         config, dtype, L = self.config, self.config.compute_dtype, inputs_BLD.shape[1]
         if isinstance(memory, RingMemory) and segment.get("length_B") is not None:
             raise ValueError("a ring takes one real token per stream: omit length_B")
+        if isinstance(memory, KeyValueMemory):
+            made_for = memory.layers[0].k_HBKA.shape[2] - memory.mem_len
+            if L != made_for:
+                raise ValueError(f"this memory is for calls of {made_for} tokens")
         memory, call = start_call(config, memory, L, **segment)
         h_BLD = inputs_BLD.astype(dtype)
         if embeddings := SCHEMES[config.position].embeddings:

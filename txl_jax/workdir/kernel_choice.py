@@ -7,9 +7,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.config import Config
+from txl_jax.data.options import SLACK
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.kernels.dispatch import KERNELS
@@ -17,11 +19,13 @@ from txl_jax.kernels.measure import Workload, choose, describe, find_candidates,
 from txl_jax.kernels.operands import PositionTerms
 from txl_jax.kernels.sharded import divides
 from txl_jax.model.config import ModelConfig
+from txl_jax.model.interval import count_keys
 from txl_jax.model.positions import SCHEMES, position_terms
 from txl_jax.report.log import say, waiting
-from txl_jax.runtime import distributed
+from txl_jax.runtime import distributed, explain
 from txl_jax.runtime.storage import Json, refusing_damage
 from txl_jax.sharding.rules import shards
+from txl_jax.update.options import TrainConfig
 from txl_jax.workdir.folder import KERNELS_FILE
 
 PARTS = "training", "evaluation"
@@ -30,7 +34,7 @@ PARTS = "training", "evaluation"
 def choose_kernels(
     config: Config, workdir: Path, mesh: Mesh
 ) -> tuple[list[ModelConfig], Json]:
-    """Returns (the models of training and of evaluation, the rows of KERNELS_FILE).
+    """Returns (the models of training and of evaluation, new rows of KERNELS_FILE).
 
     Their kernels are those of `model.kernel` or, with `auto`, of an earlier start on
     the same kind and number of devices; otherwise process 0 measures them.
@@ -38,20 +42,26 @@ def choose_kernels(
     model, rows = config.model, Json()
     names = [model.kernel] * len(PARTS)
     if model.kernel == "auto":
-        is_even = all(
-            divides(mesh.abstract_mesh, B, model.n_head)
-            for B in (config.train.batch_size, config.eval.streams)
-        )
-        names = ["xla"] * len(PARTS)  # only `xla` is split by the compiler
-        if is_even:
+        names = ["xla"] * len(PARTS)
+        with distributed.together(*explain.storage_errors()):
             if distributed.is_first():
-                path = workdir / KERNELS_FILE
-                with refusing_damage(path):
-                    rows = json.loads(path.read_text()) if path.exists() else {}
+                old = read_rows(workdir)
+                rows |= old
                 names = [find_kernel(part, config, mesh, rows) for part in PARTS]
-            indices = np.array([[*KERNELS].index(name) for name in names])
-            names = [[*KERNELS][i] for i in distributed.gather(indices)[0]]
+                rows = {} if rows == old else rows
+        indices = np.array([[*KERNELS].index(name) for name in names])
+        names = [[*KERNELS][i] for i in distributed.gather(indices)[0]]
     return [dataclasses.replace(model, kernel=name) for name in names], rows
+
+
+def read_rows(workdir: Path) -> Json:
+    """Returns the rows of earlier starts; raises UserError if they are damaged."""
+    path = workdir / KERNELS_FILE
+    with refusing_damage(path):
+        rows = json.loads(path.read_text()) if path.exists() else {}
+        if not isinstance(rows, dict):
+            raise ValueError("it is not a JSON object")
+        return rows
 
 
 def find_kernel(part: str, config: Config, mesh: Mesh, rows: Json) -> str:
@@ -61,64 +71,80 @@ def find_kernel(part: str, config: Config, mesh: Mesh, rows: Json) -> str:
         return "xla"
     key = f"{part} on {mesh.size} x {jax.local_devices()[0].device_kind}"
     work = json.loads(json.dumps(workloads))
-    if key not in rows or rows[key]["workloads"] != work:
-        with waiting("measuring the attention kernels"):
-            trials = measure(workloads)
-        found = {name: fault or ms for name, (ms, fault) in trials.items()}
-        rows[key] = {"kernel": choose(trials), "trials": found, "workloads": work}
-        say(f"attention in {key}: {describe(trials)}: {rows[key]['kernel']}")
-    kernel: str = rows[key]["kernel"]
-    return kernel
+    old = rows.get(key)
+    if isinstance(old, dict) and old.get("workloads") == work:
+        if old.get("kernel") in workloads:
+            say(f"attention in {key}: {old['kernel']}, by {KERNELS_FILE}")
+            kept: str = old["kernel"]
+            return kept
+    with waiting("measuring the attention kernels"):
+        trials = measure(workloads)
+    name = choose(trials)
+    found = {name: fault or ms for name, (ms, fault) in trials.items()}
+    rows[key] = {"kernel": name, "trials": found, "workloads": work}
+    say(f"attention in {key}: {describe(trials)}: {name}")
+    return name
+
+
+def padded_len(train: TrainConfig) -> int:
+    """Returns the tokens of a training segment's arrays."""
+    return train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
 
 
 def make_workloads(part: str, config: Config, mesh: Mesh) -> dict[str, Workload]:
-    """Returns the workload of each kernel that applies, on one device of the mesh."""
+    """Returns the workload of each kernel that applies, on one device of the mesh.
+
+    Only `xla` is split by the compiler where streams do not divide over the mesh.
+    """
     train, model, device = config.train, config.model, jax.local_devices()[0]
-    B = train.batch_size // train.batch_chunk
-    L = train.gradient_segments * (train.ext_len + train.tgt_len)
+    B, L = train.batch_size // train.batch_chunk, padded_len(train)
+    T = train.gradient_segments * L
     if part != "training":
         model = evaluation_model(model, config.eval)
         B, L = config.eval.streams, config.eval.ext_len + config.eval.tgt_len
+    is_even = divides(mesh.abstract_mesh, B, model.n_head)
 
     def workload(kernel: str) -> Workload:
-        W, one = L, dataclasses.replace(model, kernel=kernel)
+        W, one = T, dataclasses.replace(model, kernel=kernel)
         if part != "training":
             S = count_segments(one, config.eval.segments_per_step, B, L, mesh)
             W = window_tokens(one, S, B, L, mesh)
-        sizes = B // shards(mesh, "B"), model.n_head // shards(mesh, "H"), W
-        return make_workload(one, *sizes, training=part == "training")
+        local = dataclasses.replace(one, n_head=one.n_head // shards(mesh, "H"))
+        streams = B // shards(mesh, "B") if is_even else B
+        return make_workload(local, streams, W, L, training=part == "training")
 
-    names = find_candidates(device, workload("xla"))
+    names = find_candidates(device, workload("xla")) if is_even else ["xla"]
     return {name: workload(name) for name in names}
 
 
 def make_workload(
-    config: ModelConfig, B: int, H: int, L: int, training: bool
+    config: ModelConfig, B: int, T: int, L: int, training: bool
 ) -> Workload:
-    """Returns the attention of H heads of one layer, to measure kernels on."""
-    M, scheme, shape = config.mem_len, SCHEMES[config.position], (H, config.d_head)
-    biases = {name: jnp.zeros(shape) for name in scheme.biases}
-    R_RD = scheme.encoding(config, M + L) if scheme.encoding else None
+    """Returns the attention of one layer to T tokens, segments of L."""
+    H, A, M = config.n_head, config.d_head, config.mem_len
+    scheme = SCHEMES[config.position]
+    biases = {name: jnp.zeros((H, A)) for name in scheme.biases}
+    R_RD = scheme.encoding(config, M + T) if scheme.encoding else None
+
+    def make(name: str, letters: str, shape: tuple[int, ...]) -> Array:
+        return jnp.zeros(shape)
+
     terms: PositionTerms = jax.eval_shape(
-        lambda: position_terms(
-            dataclasses.replace(config, n_head=H),
-            lambda name, letters, shape: jnp.zeros(shape),
-            R_RD,
-            biases,
-            M + L,
-        )
+        lambda: position_terms(config, make, R_RD, biases, M + T)
     )
-    R = M + L
+    R = M + T
     if terms.r_RHA is not None:
         R = len(terms.r_RHA)
     elif terms.bias_HR is not None:
         R = terms.bias_HR.shape[1]
     is_kept = training and config.remat_policy == "none"
     return Workload(
-        (B, H, L, M, config.d_head, R),
+        (B, H, T, M, A, R),
         config.dtype,
         tuple(name for name, x in terms._asdict().items() if x is None),
-        config.dropatt if training else 0.0,
+        segment_len=L,
+        keys_per_query=count_keys(config, M),
+        dropout=config.dropatt if training else 0.0,
         backward=training,
         layers=config.n_layer if is_kept else 1,
     )

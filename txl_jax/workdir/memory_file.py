@@ -53,7 +53,7 @@ def check_memory(memory: Any, config: ModelConfig) -> None:
 def load_memory(path: str | Path, loaded: Loaded) -> Any:
     """Returns the memory in a file, for `loaded.model.apply`.
 
-    It has the kind, the length and the streams with which it was saved. Raises
+    It has the length and the streams with which it was saved. Raises
     UserError if the file is damaged or belongs to other parameters.
     """
     path = storage.local_path(os.fspath(path), "path")
