@@ -46,22 +46,31 @@ def run_mode(args: list[str], is_program: bool) -> tuple[int, str]:
     return execute(command, is_program)
 
 
+# By version of jaxlib.
+FAULTS = {"0.10.2": "jaxlib 0.10.2 computes wrong sums on CPUs: install another"}
+
+
 def versions() -> str:
-    """Returns the versions of txl_jax and jax, and the devices or why there are none.
+    """Returns the versions of txl_jax and jax, their known faults, and the devices.
 
     On a slice of several hosts, jax finds its devices once all hosts have started.
     """
     lines = [f"txl_jax {txl_jax.__version__}"]
     lines += [f"{name} {version(name)}" for name in ("jax", "jaxlib")]
+    if fault := FAULTS.get(version("jaxlib")):
+        lines.append(f"fault {fault}")
     try:
         entry.import_jax()
         import jax
 
+        from txl_jax.report.provenance import describe_processor
         from txl_jax.runtime import distributed
 
         distributed.find_devices()
         devices = jax.local_devices()
         lines.append(f"devices {len(devices)} {devices[0].device_kind}")
+        if devices[0].platform == "cpu":
+            lines.append(f"processor {describe_processor()}")
     except UserError as error:
         lines.append(f"devices 0 ({error})")
     return "\n".join(lines) + "\n"

@@ -17,7 +17,7 @@ import jax
 from experiments.benchmarks.quiet import LoadedError, Timing, Watch
 from experiments.figures import program
 from txl_jax.errors import UserError
-from txl_jax.report.provenance import LIBRARIES, git_revision
+from txl_jax.report.provenance import LIBRARIES, describe_processor, git_revision
 
 Row = dict[str, Any]
 Measure = Callable[[argparse.Namespace, Watch], dict[str, Any]]
@@ -111,14 +111,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return lines
 
 
-def processor() -> str:
-    """Returns the CPU's name, and its instructions that multiply bfloat16."""
-    path = Path("/proc/cpuinfo")
-    words = path.read_text("utf-8").split() if path.exists() else []
-    text = " ".join(words).partition("model name : ")[2].partition(" stepping")[0]
-    return ", ".join([text, *sorted({"amx_bf16", "avx512_bf16"} & {*words})])
-
-
 def provenance() -> dict[str, Any]:
     """Returns the date, and the code, libraries and device that measure."""
     return {
@@ -126,7 +118,7 @@ def provenance() -> dict[str, Any]:
         "git_revision": git_revision(),
         "versions": versions(),
         "cpu_count": os.cpu_count(),
-        "processor": processor(),
+        "processor": describe_processor(),
         "device_kind": jax.devices()[0].device_kind,
     }
 

@@ -440,7 +440,8 @@ def test_version_and_modes() -> None:
     known = f"txl_jax {txl_jax.__version__}\n"
     for name in ("jax", "jaxlib"):
         known += f"{name} {metadata.version(name)}\n"
-    assert re.fullmatch(re.escape(known) + r"devices [1-9]\d* cpu\n", run())
+    devices = r"devices [1-9]\d* cpu\nprocessor .+, .*bf(loat)?16\n"
+    assert re.fullmatch(re.escape(known) + devices, run())
     line = run(JAX_PLATFORMS="rocm").removeprefix(f"{known}devices 0 (no device (")
     assert line.endswith("check JAX_PLATFORMS)\n") and "rocm" in line
     assert list(modes.RUN) == list(MODES)

@@ -21,7 +21,10 @@ FASTEST = {"NVIDIA H200": "cudnn"}
 
 
 def choose_kernel(name: str, operands: Operands) -> Kernel:
-    """Returns the kernel of that name; for `auto` see FASTEST."""
+    """Returns the kernel of that name; for `auto` see FASTEST.
+
+    A training has replaced `auto` by what it measured (`workdir.kernel_choice`).
+    """
     if name == "auto":
         name = known_fastest(operands, jax.typeof(operands.q_BLHA).sharding.mesh)
     return KERNELS[name]

@@ -3,7 +3,7 @@
 Relative schemes (section 3.3) depend on distances only, so tokens may move from a
 segment into the memory. Absolute schemes number a segment's tokens from 0.
 
-Dims: P learned positions.
+Dims: P learned positions, X tokens of a memory and a segment.
 """
 
 from collections.abc import Callable

@@ -75,3 +75,12 @@ def versions() -> dict[str, str]:
     """Returns the versions of Python and of libraries that results depend on."""
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     return {"python": platform.python_version(), **libraries}
+
+
+def describe_processor() -> str:
+    """Returns the CPU's name, and its instructions that multiply bfloat16."""
+    path = Path("/proc/cpuinfo")
+    words = path.read_text("utf-8").split() if path.exists() else []
+    text = " ".join(words).partition("model name : ")[2].partition(" stepping")[0]
+    fast = sorted({"amx_bf16", "avx512_bf16"} & {*words}) or ["no fast bfloat16"]
+    return ", ".join([text or platform.machine(), *fast])

@@ -1,4 +1,7 @@
-"""Learning rates, optimizers and the average of the parameters, built from optax."""
+"""Learning rates, optimizers and the average of the parameters, built from optax.
+
+Dims: a matrix of I rows and O columns; J and K are also rows.
+"""
 
 import functools
 from collections.abc import Callable
