@@ -5,7 +5,8 @@ softmax predicts the most frequent tokens and one entry for each rare cluster. T
 probability of a rare token is its cluster's times its own within the cluster. Rare
 clusters may have smaller embeddings (Baevski and Auli 2019).
 
-Dims: T tokens of all streams, V0, V1.. and E0, E1.. per cluster, C = V0 + G entries of the first softmax.
+Dims: T tokens of all streams, V0, V1.. and E0, E1.. per cluster, C = V0 + G entries of
+the first softmax.
 """
 
 import functools
