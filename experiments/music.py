@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     # The number 1 follows each piece, and clears the memory.
     c.data.update(corpus="tokens", path="music", vocab_size=443, document_end="1")
     c.model.update(n_layer=4, d_model=128, n_head=4, d_head=32, d_inner=512)
-    c.model.update(mem_len=128, dropout=0.1)
+    c.model.update(mem_len=128, dropout=0.1, dtype="bfloat16")
     c.train.update(batch_size=16, tgt_len=64, segments_per_call=4, order="roll")
     c.train.update(num_steps=1200, eval_every=200, log_every=10, reset_memory_at="1")
     c.optim.update(optimizer="muon", lr=3e-3, warmup_steps=100)
