@@ -56,6 +56,7 @@ def test_the_fastest_right_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) -> 
     time_as(monkeypatch, {xla.rel_attention: 2e-3, chunked.rel_attention: 3e-3})
     trials = measure.measure(dict.fromkeys(fakes, SHAPE))
     assert choose(trials) == "xla"
+    assert not measure.make_operands.cache_info().currsize, "the memory is free again"
     assert trials["xla"] == Trial(2e-3 * 1e6 / 10) and trials["slow"] == Trial(300.0)
     assert trials["off"].fault.startswith("o is off by ")
     assert trials["gradient"].fault.startswith("the gradient of k_BKHA is off by 50%")

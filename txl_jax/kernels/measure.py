@@ -63,8 +63,12 @@ def measure(workloads: dict[str, Workload]) -> dict[str, Trial]:
     A kernel whose numbers differ from those of `xla`, or that this device cannot
     compile, run or hold in memory, has a fault.
     """
-    with jax.default_device(jax.local_devices()[0]):
-        return {name: try_kernel(name, w) for name, w in workloads.items()}
+    try:
+        with jax.default_device(jax.local_devices()[0]):
+            return {name: try_kernel(name, w) for name, w in workloads.items()}
+    finally:  # the device's memory is the run's
+        make_operands.cache_clear()
+        compiled.cache_clear()
 
 
 def choose(trials: dict[str, Trial]) -> str:
@@ -121,8 +125,9 @@ def find_fault(name: str, workload: Workload) -> str:
 @functools.lru_cache(maxsize=2)
 def make_operands(workload: Workload) -> Operands:
     """Returns operands of a workload, partly masked."""
-    sizes, dtype, absent, rate = workload[:3] + (workload.dropout,)
-    return check.make_operands(sizes, dtype, absent, rate)
+    return check.make_operands(
+        workload.sizes, workload.dtype, workload.absent, workload.dropout
+    )
 
 
 def see_all(workload: Workload) -> Array:
