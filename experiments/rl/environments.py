@@ -2,7 +2,7 @@
 
 Their functions are pure and handle one episode; `jax.vmap` maps them over streams.
 
-Dims: X numbers observed.
+Dims: X numbers observed, S suits, K newest cards.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from jax import Array
 
 ROOM = 5  # rows and columns of the room in `search`
 BUMP = -0.1  # the reward of an action that a wall blocks in `t_maze`
+SUITS = 4  # of the cards in `repeat_previous`
 
 
 class Environment(NamedTuple):
@@ -144,8 +145,47 @@ def search(length: int) -> Environment:
     return Environment(begin, step, observed=2 * ROOM + 9, actions=4)
 
 
+class Deck(NamedTuple):
+    """How many cards of each suit are left, and the newest suits, oldest first."""
+
+    left_S: Array
+    newest_K: Array
+
+
+def repeat_previous(length: int) -> Environment:
+    """Returns POPGym's RepeatPrevious (Morad et al. 2023) with k = `length`.
+
+    The observation is the suit of the newest card, one-hot. Once `length` cards have
+    been dealt, every action earns or costs the same: it must name the first suit of
+    the newest `length`. The episode ends with the last card, with a return of 1 if all
+    were right and -1 if all were wrong. POPGym's Easy, Medium and Hard are 4, 32 and 64
+    with 1, 2 and 3 decks of 52 cards.
+    """
+    cards = 52 * (1 + length // 32)
+
+    def deal(key: Array, deck: Deck) -> tuple[Deck, Array]:
+        suit = jax.random.categorical(key, jnp.log(deck.left_S))
+        seen_X = jax.nn.one_hot(suit, SUITS)
+        newest_K = jnp.append(deck.newest_K[1:], suit)
+        return Deck(deck.left_S - seen_X, newest_K), seen_X
+
+    def begin(key: Array) -> tuple[Deck, Array]:
+        full_S = jnp.full(SUITS, cards / SUITS)
+        return deal(key, Deck(full_S, jnp.zeros(length, jnp.int32)))
+
+    def step(key: Array, deck: Deck, action: Array) -> Any:
+        counts = cards - deck.left_S.sum() >= length
+        right = jnp.where(action == deck.newest_K[0], 1.0, -1.0)
+        deck, seen_X = deal(key, deck)
+        over = deck.left_S.sum() == 0
+        return deck, seen_X, right * counts / (cards - length), over
+
+    return Environment(begin, step, observed=SUITS, actions=SUITS)
+
+
 ENVIRONMENTS: dict[str, Callable[[int], Environment]] = {
     "t_maze": t_maze,
     "memory_chain": memory_chain,
     "search": search,
+    "repeat_previous": repeat_previous,
 }

@@ -1,6 +1,7 @@
-"""The return of agents against the length of a T-maze: a figure.
+"""The return of agents against the length of a T-maze or another task: a figure.
 
     python -m experiments.rl.mazes [--lengths 10 25 50 100 200 --seeds 1 2 3 4 5]
+    python -m experiments.rl.mazes --environment=repeat_previous --lengths 4 32 64
 
 Trains every agent of AGENTS, at equal parameters and steps, for each length and seed.
 Every cell has its own workdir and result, so the same command resumes after a kill.
@@ -9,7 +10,6 @@ nothing and omits the cells that have no result yet.
 """
 
 import argparse
-import dataclasses
 import itertools
 import sys
 from pathlib import Path
@@ -27,6 +27,7 @@ from txl_jax.workdir.results import cached
 
 from ..figures import program
 from . import ppo
+from .environments import ENVIRONMENTS
 
 # The flags of each agent.
 AGENTS: dict[str, dict[str, Any]] = {
@@ -43,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the flags."""
     parser = program.make_parser(__doc__)
     lengths = [10, 25, 50, 100, 200]
+    parser.add_argument("--environment", choices=ENVIRONMENTS, default="t_maze")
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--agents", nargs="+", choices=AGENTS, default=[*AGENTS])
@@ -53,10 +55,19 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_options(agent: str, length: int, seed: int, updates: int) -> ppo.Options:
+def make_options(
+    args: argparse.Namespace, length: int, agent: str, seed: int
+) -> ppo.Options:
     """Returns the flags of a cell."""
-    base = ppo.Options(length=length, seed=seed, updates=updates, d_model=36, steps=128)
-    return dataclasses.replace(base, **AGENTS[agent])
+    flags: dict[str, Any] = {"d_model": 36, "steps": 128, **AGENTS[agent]}
+    return ppo.Options(
+        environment=args.environment,
+        length=length,
+        seed=seed,
+        updates=args.updates,
+        stop=args.stop,
+        **flags,
+    )
 
 
 def run_cell(folder: Path, options: ppo.Options) -> Json:
@@ -68,7 +79,8 @@ def run_cell(folder: Path, options: ppo.Options) -> Json:
 
     path = folder / RESULT
     result = cached(path, {}, train)
-    names = "parameters", "steps", "return", "best_return", "solved_after", "provenance"
+    returns = "return", "max_return", "best_return"
+    names = "parameters", "steps", *returns, "solved_after", "provenance"
     with refusing_damage(path):
         seconds = sum(result["seconds"].values())
         return {**{name: result[name] for name in names}, "seconds": seconds}
@@ -90,11 +102,10 @@ def plot(cells: list[Json], path: Path) -> None:
         (line,) = axes.plot(lengths, mean, "o-", label=agent, markersize=4)
         axes.fill_between(lengths, low, high, color=line.get_color(), alpha=0.15)
     lengths = sorted({cell["length"] for cell in cells})
-    axes.set(xlabel="steps from the cue to the junction", ylabel="return of an episode")
+    axes.set(xlabel="length of the task in steps", ylabel="return of an episode")
     axes.set_xscale("log")
     axes.set_xticks(lengths, list(map(str, lengths)))
     axes.set_xticks([], minor=True)
-    axes.set_ylim(-1.3, 1.1)
     plots.save(figure, path)
 
 
@@ -104,10 +115,10 @@ def measure(args: argparse.Namespace) -> Json:
     cells = []
     for cell in itertools.product(args.lengths, args.agents, args.seeds):
         length, agent, seed = cell
-        options = make_options(agent, length, seed, args.updates)
-        options = dataclasses.replace(options, stop=args.stop)
+        options = make_options(args, length, agent, seed)
         name = f"{agent}-length={length}-seed={seed}-updates={args.updates}"
-        folder = args.workdir / name.replace(" ", "_")
+        name = f"{args.environment}-{name}".replace(" ", "_")
+        folder = args.workdir / name
         if args.finished and not (folder / RESULT).exists():
             continue
         names = {"agent": agent, "length": length, "seed": seed}
@@ -116,6 +127,7 @@ def measure(args: argparse.Namespace) -> Json:
     plot(cells, args.workdir / "mazes.png")
     result = {
         "program": "mazes",
+        "environment": args.environment,
         "updates": args.updates,
         "lengths": args.lengths,
         "agents": args.agents,

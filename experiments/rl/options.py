@@ -17,7 +17,9 @@ class Options(Section, name="ppo"):
     """The flags of a run."""
 
     environment: str = field("t_maze", one_of(ENVIRONMENTS), help="The task.")
-    length: int = field(10, at_least(1), help="Steps until the junction or the end.")
+    length: int = field(
+        10, at_least(1), help="Steps to the junction or the end; k of repeat_previous."
+    )
     gymnax: str = field("", help="An environment of gymnax instead.")
     core: str = field("transformer_xl", one_of(CORES), help="The agent's memory.")
     gate: str = field("none", one_of(GATES), help="As model.gate.")

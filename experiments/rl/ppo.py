@@ -222,6 +222,7 @@ def summarize(options: Options, workdir: Path, updates: int) -> Json:
         "updates": updates,
         "steps": steps * updates,
         "return": means[-1] if means else None,
+        "max_return": max((x for x in means if not math.isnan(x)), default=None),
         "solved_after": next(
             (u for u, x in zip(made, means, strict=True) if x >= options.solved), None
         ),

@@ -54,6 +54,56 @@ def test_the_goal_of_a_room_is_seen_when_near_and_stays() -> None:
     assert np.flatnonzero(run(env, [right], start)[0][0])[:2].tolist() == [0, 5 + 4]
 
 
+def test_a_card_is_named_two_steps_later() -> None:
+    """A short episode by hand: its last four cards, of which two are never named."""
+    env = environments.repeat_previous(3)
+    share = round(1 / (52 - 3), 6)
+    left_S, newest_K = jnp.array([0.0, 1, 0, 2]), jnp.array([3, 0, 2])
+    last = environments.Deck(left_S, newest_K)
+    rows = run(env, [3, 3, 2], last)
+    assert [row[1:] for row in rows[:2]] == [(share, False), (-share, False)]
+    assert rows[2][1:] == (share, True), "the deck is empty"
+    suits = sorted(int(np.argmax(row[0])) for row in rows)
+    assert suits == [1, 3, 3] and all(sum(row[0]) == 1 for row in rows)
+    first = environments.Deck(jnp.array([13.0, 12, 13, 13]), jnp.array([0, 0, 1]))
+    assert [row[1] for row in run(env, [0, 0, 0], first)[:2]] == [0, 0]
+
+
+@pytest.mark.parametrize(("length", "cards"), [(4, 52), (32, 104), (64, 156)])
+def test_repeating_cards_earns_one_in_all_published_difficulties(
+    length: int, cards: int
+) -> None:
+    """As in POPGym: an episode deals whole decks, in cards - 1 steps."""
+    env = environments.repeat_previous(length)
+    right, wrong = (
+        jax.jit(jax.vmap(lambda key, shift=shift: episode(env, length, key, shift)))(
+            jax.random.split(KEY, 8)
+        )
+        for shift in (0, 1)
+    )
+    for (seen_BTS, return_B, over_BT), total in ((right, 1), (wrong, -1)):
+        assert over_BT.sum(axis=1).tolist() == [1] * 8 and over_BT[:, -1].all()
+        assert seen_BTS.shape == (8, cards, 4)
+        np.testing.assert_array_equal(seen_BTS.sum(axis=1), cards // 4)
+        np.testing.assert_allclose(return_B, total, rtol=1e-5)
+    np.testing.assert_array_equal(right[0], wrong[0])  # actions change no card
+    assert len(np.unique(right[0], axis=0)) == 8, "each episode is shuffled anew"
+
+
+def episode(env: Environment, length: int, key: Any, shift: int) -> tuple[Any, ...]:
+    """Returns (seen_TS, return, over_T) of naming every card, or its neighbor."""
+    keys = jax.random.split(key, 52 * (1 + length // 32))
+    state, seen_X = env.begin(keys[0])
+
+    def step(state: Any, key: Any) -> Any:
+        action = (state.newest_K[0] + shift) % 4
+        state, seen_X, reward, over = env.step(key, state, action)
+        return state, (seen_X, reward, over)
+
+    _, (seen_TX, reward_T, over_T) = jax.lax.scan(step, state, keys[1:])
+    return jnp.vstack([seen_X, seen_TX]), reward_T.sum(), over_T
+
+
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_episodes_begin_at_random(name: str) -> None:
     env = ENVIRONMENTS[name](5)
