@@ -169,6 +169,7 @@ def test_a_run_stops_on_request_once_the_task_is_solved(tmp_path: Path) -> None:
     options = dataclasses.replace(TINY, **flags)
     result = ppo.train(options, tmp_path)
     assert result["updates"] == result["solved_after"] == 1
+    assert result["max_return"] == result["return"]
     again = ppo.train(options, tmp_path)
     names = "updates", "return", "best_return", "best_update"
     assert [again[name] for name in names] == [result[name] for name in names]
@@ -190,6 +191,7 @@ def test_a_run_stops_on_request_once_the_task_is_solved(tmp_path: Path) -> None:
     (tmp_path / ppo.METRICS).write_text("")
     without = ppo.summarize(options, tmp_path, 2)
     assert [without[name] for name in counts] == [2, 2 * steps, None]
+    assert without["max_return"] is None
     (tmp_path / ppo.OPTIONS).write_text("")
     for call in (lambda: ppo.train(options, tmp_path), lambda: ppo.load(tmp_path)):
         assert "options.json is damaged" in refusal(call)
