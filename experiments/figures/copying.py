@@ -153,17 +153,15 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
             by_distance.setdefault(cell["distance_tokens"], []).append(percent)
         x = sorted(by_distance)
         mean, low, high = (
-            [of(by_distance[distance]) for distance in x] for of in (np.mean, min, max)
+            np.array([of(by_distance[distance]) for distance in x])
+            for of in (np.mean, min, max)
         )
         color = COLORS[(number if by_memory else G.bit_length() - 1) % len(COLORS)]
         label = f"memory {mem_len}" if by_memory else describe_gradient(G)
         # Where lines coincide, the later ones are thinner, so that all are seen.
         width = 1 + 0.8 * (len(pairs) - number)
-        axes.plot(
-            *(x, mean, "o-"),
-            **{"color": color, "label": label},
-            **{"linewidth": width, "markersize": 2 + width},
-        )
+        (line,) = axes.plot(x, mean, "o-", color=color, label=label)
+        line.set(linewidth=width, markersize=2 + width)
         axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
         if by_memory:
             height, start = 105 + 4 * number, 1
