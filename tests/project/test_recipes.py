@@ -165,7 +165,7 @@ def test_the_top_layers_learn_the_classes(
     parts = dict.fromkeys(classification.PARTS, part)
     tune = functools.partial(classification.fine_tune, loaded, head, parts, layers=1)
     result = tune(rate=0.01, seed=1)
-    assert result["accuracy"] > 0.8 and 2 <= result["best_epoch"] <= 8
+    assert result["fine_tuned"] > 0.8 and 2 <= result["best_epoch"] <= 8
     trained = classification.choose_trained({"model": loaded.params, "bias_C": 1}, 1)
     layers = jax.tree.leaves(trained["model"].pop("layers"))
     assert all(each.ravel().tolist() == [0, 1] for each in layers)
