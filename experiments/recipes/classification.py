@@ -315,10 +315,10 @@ def fine_tune(
                 params, state = update(params, state, batch, key)
                 updates += 1
                 bar(updates)
-            result = evaluate(params, "validation")
-            say(f"epoch {epoch}: validation {-result[1]:.3f} nats, {result[0]:.1%}")
-            if result > highest:
-                best, highest, best_epoch = params, result, epoch
+            now = evaluate(params, "validation")
+            say(f"epoch {epoch}: validation {-now[1]:.3f} nats, {now[0]:.1%}")
+            if now > highest:
+                best, highest, best_epoch = params, now, epoch
             elif epoch - best_epoch >= PATIENCE:
                 break
     result = {"rate": rate, "best_epoch": best_epoch, "validation": highest}
