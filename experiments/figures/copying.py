@@ -1,11 +1,12 @@
 """How far back a model learns to copy, and how far back it could: a figure.
 
-    python -m experiments.figures.copying [--delays 8 24 56 --mem_lens 0 16 64]
-    python -m experiments.figures.copying --mem_lens 16 --gradient_segments 1 2 4 8
-    python -m experiments.figures.copying --recall 2 --gradient_segments 1 4 \\
+    python -m txl_jax.experiments.figures.copying [--delays 8 24 56 --mem_lens 0 16 64]
+    python -m txl_jax.experiments.figures.copying --mem_lens 16 \\
+        --gradient_segments 1 2 4 8
+    python -m txl_jax.experiments.figures.copying --recall 2 --gradient_segments 1 4 \\
         --mem_lens 16 --n_layer 4 --updates 2000 --workdir=runs/figures/recall
 
-Trains experiments/copying.py, or its model on associative recall, for each delay,
+Trains the experiment `copying`, or its model on associative recall, for each delay,
 memory, number of segments that a gradient crosses, and seed, and counts the letters
 that the model repeats correctly. All models make equally many updates of equally many
 tokens. Every cell has its own workdir and result, with its provenance and the seconds
@@ -80,7 +81,7 @@ def make_task(args: argparse.Namespace, cell: dict[str, int]) -> Copying:
 
 
 def make_config(args: argparse.Namespace, cell: dict[str, int], path: Path) -> Config:
-    """Returns the config of a cell: experiments/copying.py with its sizes and text."""
+    """Returns the config of a cell: the experiment's with its sizes and text."""
     G = cell["gradient_segments"]
     values = {
         **{"data.path": str(path), "data.data_dir": args.data_dir},

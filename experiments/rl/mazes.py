@@ -1,6 +1,7 @@
 """The return of agents against the length of a T-maze: a figure.
 
-    python -m experiments.rl.mazes [--lengths 10 25 50 100 200 --seeds 1 2 3 4 5]
+    python -m txl_jax.experiments.rl.mazes [--lengths 10 25 50 100 200 \\
+        --seeds 1 2 3 4 5]
 
 Trains every agent of AGENTS, at equal parameters and steps, for each length and seed.
 Every cell has its own workdir and result, so the same command resumes after a kill.
