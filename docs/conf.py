@@ -62,7 +62,7 @@ html_title = f"txl_jax {version}"
 html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
 html_static_path = ["_static", MATHJAX]
 html_css_files = ["site.css"]
-html_js_files = ["search.js"]
+html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
@@ -75,6 +75,7 @@ html_theme_options = {
     "use_fullscreen_button": False,
 }
 copybutton_exclude = ".linenos, .gp"
+copybutton_prompt_text = "$ "
 
 # `sphinx-build -b linkcheck` skips addresses that refuse robots or have no page.
 linkcheck_ignore = [r"https://dl\.acm\.org/.*", r"http://localhost.*"]

@@ -1,13 +1,14 @@
 """The copying task: eight letters, a delay of noise, and the letters again.
 
-    python -m experiments.recipes.tasks copying
-    python -m txl_jax.main --config=experiments/copying.py
+    python -m txl_jax.experiments.recipes.tasks copying
+    python -m txl_jax.main --config=copying
 
 Not in the paper: 91,392 parameters learn in about a minute on 2 cores to repeat letters
 from 32 tokens ago, twice their segment length, which only the memory can provide. Only
 answers are trained on, and the sample shows one. The evaluation also scores the
 unpredictable noise, so its loss is not meaningful.
-`python -m experiments.figures.copying` counts right answers by delay and memory.
+`python -m txl_jax.experiments.figures.copying` counts right answers by delay and
+memory.
 """
 
 from ml_collections import ConfigDict

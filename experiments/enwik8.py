@@ -1,6 +1,6 @@
 """The paper's 12 layers for enwik8 (Table 2): 1.06 bits per character on test.
 
-    python -m txl_jax.main --config=experiments/enwik8.py
+    python -m txl_jax.main --config=enwik8
 
 Published: 1.06 with 41M parameters, here 41,055,436, on 4 GPUs of 11 GB; time unknown.
 This project has not run it.

@@ -1,6 +1,6 @@
 """The paper's 18 layers for enwik8 (Table 2): 1.03 bits per character on test.
 
-    python -m txl_jax.main --config=experiments/enwik8_18l.py
+    python -m txl_jax.main --config=enwik8_18l
 
 Published: 1.03 with 88M parameters; hardware and time unknown. This project has not
 run it.

@@ -1,6 +1,6 @@
 """The paper's 24 layers for enwik8 (Table 2): 0.99 bits per character on test.
 
-    python -m txl_jax.main --config=experiments/enwik8_24l.py
+    python -m txl_jax.main --config=enwik8_24l
 
 Published: 0.99 with 277M parameters, here 277,231,820, on 32 TPU cores in 2 to 5 days.
 This project has not run it.

@@ -1,6 +1,6 @@
 """The paper's base model for One Billion Word (Table 4): test perplexity 23.5.
 
-    python -m txl_jax.main --config=experiments/lm1b.py
+    python -m txl_jax.main --config=lm1b
 
 Published: 23.5 with 0.46B parameters, here 466,962,273; hardware and time unknown. This
 project has not run it.

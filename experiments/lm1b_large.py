@@ -1,6 +1,6 @@
 """The paper's large model for One Billion Word (Table 4): test perplexity 21.8.
 
-    python -m txl_jax.main --config=experiments/lm1b_large.py
+    python -m txl_jax.main --config=lm1b_large
 
 Published: 21.8 with 0.8B parameters, here 838,078,041, on 512 TPU cores in 2 to 5 days;
 the released model stands at update 1,191,000. This project has not run it.

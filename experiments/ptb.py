@@ -1,6 +1,6 @@
 """The paper's model for Penn Treebank (Table 5): test perplexity 54.52.
 
-    python -m txl_jax.main --config=experiments/ptb.py
+    python -m txl_jax.main --config=ptb
 
 Published: 54.52 with 24M parameters, here 24,015,760; hardware and time unknown. This
 project has not run it.

@@ -1,6 +1,6 @@
 """A byte-level Transformer-XL on the standard library's sources, on a laptop's CPU.
 
-    python -m txl_jax.main --config=experiments/quickstart.py
+    python -m txl_jax.main --config=quickstart
 
 Not in the paper: 675,712 parameters read 2.5 million of the corpus's 10.8 million bytes
 in one to three minutes on 2 cores. Expected: about 2.0 bits per byte on the test files,

@@ -1,6 +1,6 @@
 """A character-level Transformer-XL on tiny Shakespeare, in minutes on a laptop's CPU.
 
-    python -m txl_jax.main --config=experiments/shakespeare.py
+    python -m txl_jax.main --config=shakespeare
 
 Not in the paper: 799,425 parameters read 1,536,000 characters in a few minutes, as many
 as in nanoGPT's CPU recipe (804,096 parameters, 2,000 updates of 12 blocks of 64), which

@@ -1,14 +1,14 @@
 """A character-level Transformer-XL on tiny Shakespeare, in two hours on a laptop's CPU.
 
-    python -m txl_jax.main --config=experiments/shakespeare_long.py
+    python -m txl_jax.main --config=shakespeare_long
 
-Not in the paper: 2,900,609 parameters, gated layers, normed queries and keys, and Muon,
-as in docs/howto/variants.md. Each of 8,000 updates reads 24 segments of 64 characters,
-in each epoch from other places ("roll"), with a memory of 128: the plays are read
-twelve times. The evaluation has the same lengths, because longer memories harm here.
-Expected: 1.462 nats (2.11 bits). For scale, nanoGPT's GPU recipe (10.7 million
-parameters, blocks of 256) reaches 1.4697, a mean over random blocks of the same text.
-The test split is the validation split.
+Not in the paper: 2,900,609 parameters, gated layers, normed queries and keys, and Muon.
+Each of 8,000 updates reads 24 segments of 64 characters, in each epoch from other
+places ("roll"), with a memory of 128: the plays are read twelve times. The evaluation
+has the same lengths, because longer memories harm here. Expected: 1.462 nats (2.11
+bits). For scale, nanoGPT's GPU recipe (10.7 million parameters, blocks of 256) reaches
+1.4697, a mean over random blocks of the same text. The test split is the validation
+split.
 """
 
 from ml_collections import ConfigDict

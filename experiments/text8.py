@@ -1,6 +1,6 @@
 """The paper's 24 layers for text8 (Table 3): 1.08 bits per character on test.
 
-    python -m txl_jax.main --config=experiments/text8.py
+    python -m txl_jax.main --config=text8
 
 Published: 1.08 with 277M parameters, here 277,050,395, on 32 TPU cores in 2 to 5 days.
 This project has not run it.

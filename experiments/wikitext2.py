@@ -1,14 +1,13 @@
 """A word-level Transformer-XL on WikiText-2, in 75 minutes on one CPU core.
 
-    python -m txl_jax.main --config=experiments/wikitext2.py
+    python -m txl_jax.main --config=wikitext2
 
-Not in the paper: 5,034,208 parameters, gated layers, normed queries and keys, and Muon
-(docs/howto/variants.md), with the paper's positions, memory and adaptive softmax. Each
-of 4,500 updates reads 32 segments of 64 words with a memory of 128, and each epoch
-starts at a new offset: 9.2 million words, 4.4 epochs. The best checkpoint, of update
-3,750, has a test perplexity of 87.9, or 64.4 with a continuous cache (26 November 2026,
-the mean of three seeds). For scale, AWD-LSTM (33 million parameters, 750 epochs) has
-65.8.
+Not in the paper: 5,034,208 parameters, gated layers, normed queries and keys, and Muon,
+with the paper's positions, memory and adaptive softmax. Each of 4,500 updates reads 32
+segments of 64 words with a memory of 128, and each epoch starts at a new offset: 9.2
+million words, 4.4 epochs. The best checkpoint, of update 3,750, has a test perplexity
+of 87.9, or 64.4 with a continuous cache (26 November 2026, the mean of three seeds).
+For scale, AWD-LSTM (33 million parameters, 750 epochs) has 65.8.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """The paper's standard model for WikiText-103 (Table 1): test perplexity 24.0.
 
-    python -m txl_jax.main --config=experiments/wt103.py
+    python -m txl_jax.main --config=wt103
 
 Published: 24.0 (24.03 in the released code's README) with 151M parameters
 (151,107,538 here); trained there on 4 GPUs of 11 GB; time unknown. This project has not

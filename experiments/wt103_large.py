@@ -1,6 +1,6 @@
 """The paper's large model for WikiText-103 (Table 1): test perplexity 18.3.
 
-    python -m txl_jax.main --config=experiments/wt103_large.py
+    python -m txl_jax.main --config=wt103_large
 
 Published: 18.3 on 64 TPU cores in 2 to 5 days. Table 1 states 257M parameters, but
 the released model has 285,205,322, as here. This project has not run it.

@@ -1,6 +1,6 @@
 """NVIDIA's base model for WikiText-103 (its README): test perplexity 23.2.
 
-    python -m txl_jax.main --config=experiments/wt103_nvidia.py
+    python -m txl_jax.main --config=wt103_nvidia
 
 Published: 23.24 on 8 A100 of 40 GB, in 110 minutes with TF32 and in 76 with mixed
 precision (here --config.model.dtype=bfloat16); 16 seeds gave 23.24 +- 0.078. It has

@@ -1,6 +1,6 @@
 """NVIDIA's large model for WikiText-103 (its README): test perplexity 18.2.
 
-    python -m txl_jax.main --config=experiments/wt103_nvidia_large.py
+    python -m txl_jax.main --config=wt103_nvidia_large
 
 Published: 18.19 on 8 A100 of 40 GB with mixed precision (here
 --config.model.dtype=bfloat16) in 430 minutes; with TF32 in 735. 16 seeds gave 18.17 +-

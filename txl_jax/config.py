@@ -112,11 +112,11 @@ class Config:
 
     def _check_segments(self) -> None:
         """Raises UserError for segments that gradients cannot cross."""
-        model, G = self.model, self.train.gradient_segments
+        model, together = self.model, self.train.gradient_segments
         refuse(
-            G > 1 and not (model.mem_len and model.initial_memory == "empty"),
-            f"train.gradient_segments = {G} needs a memory that starts empty: set "
-            "model.mem_len, with a relative model.position, and leave "
+            together > 1 and not (model.mem_len and model.initial_memory == "empty"),
+            f"train.gradient_segments = {together} needs a memory that starts empty: "
+            "set model.mem_len, with a relative model.position, and leave "
             'model.initial_memory at "empty"',
         )
 

@@ -81,8 +81,7 @@ def plan(config: Config, workdir: Path, keep_prompt: bool = False) -> "Run":
         find_prompts(config.generate, vocab, texts[split], split)
     viewers.check_wandb(config.run.wandb)
     run = Run(fitted, workdir, texts["train"], texts["valid"], ids)
-    # Kernels for one device refuse some shapes: trace the step now, before anything is
-    # written.
+    # Some kernels refuse some shapes, which tracing finds, before anything is written.
     if config.model.kernel not in ("auto", "xla"):
         run.updater.step.trace(run.updater.like, step_segments(fitted, run.mesh))
     like = run.updater.like.params
@@ -94,7 +93,9 @@ def plan(config: Config, workdir: Path, keep_prompt: bool = False) -> "Run":
 class Run:
     """A training in a workdir.
 
-    Inside `with`, a run that `plan` returned owns its workdir, which it locks.
+    `__init__` makes what follows from the config and the texts, and `plan` adds the
+    parameters and what is recorded. Inside `with`, a run that `plan` returned owns its
+    workdir, which it locks. `train` restores the state, opens the files and loops.
     """
 
     saved_config: Config  # `config` is fitted: with the vocabulary's size
@@ -115,10 +116,10 @@ class Run:
         self.streams = make_streams(config, train_tokens, rows, ids)
         host_rows(self.mesh, config.eval.streams, "eval.streams")
         models, self.kernel_rows = choose_kernels(config, workdir, self.mesh)
-        model, reading = models
+        model, eval_model = models
         self.updater = make_updater(model, config.train, config.optim, self.mesh)
         self.evaluate = make_evaluate(
-            reading, config.eval, self.mesh, reset_memory_at=ids.eval_reset
+            eval_model, config.eval, self.mesh, reset_memory_at=ids.eval_reset
         )
         self.valid_tokens = valid_tokens
         self.params: Params | None = None  # of a fresh run; None = random
@@ -162,7 +163,7 @@ class Run:
         """
         started, train = time.perf_counter(), self.config.train
         with ExitStack() as stack:
-            step, state, position = self._open(stack)
+            step, state, position = self._restore_and_open(stack)
             has_validation = self.checkpoints.has_validation(step)
             batches = stack.enter_context(closing(self.batches(step, position)))
             stack.enter_context(jax.transfer_guard("disallow"))
@@ -189,7 +190,7 @@ class Run:
         }
         return self.result
 
-    def _open(self, stack: ExitStack) -> Snapshot:
+    def _restore_and_open(self, stack: ExitStack) -> Snapshot:
         """Restores the state, and opens the run's files, which `stack` closes."""
         config, enter = self.config, stack.enter_context
         train = config.train
@@ -205,8 +206,8 @@ class Run:
         self.staging = enter(Staging(self.workdir, METRICS))
         folder, step = self.staging.folder, first.step
         B, L = train.batch_size, train.ext_len + train.tgt_len
-        G = train.gradient_segments
-        flops = needed_flops(config.model, B, L, training=True, together=G)
+        together = train.gradient_segments
+        flops = needed_flops(config.model, B, L, training=True, together=together)
         peak = peak_flops(config.model.compute_dtype)
         events = enter(Events(folder, step))
         self.bar = enter(Progress("train", train.num_steps, step, unit=""))

@@ -1,11 +1,12 @@
 """How far back a model learns to copy, and how far back it could: a figure.
 
-    python -m experiments.figures.copying [--delays 8 24 56 --mem_lens 0 16 64]
-    python -m experiments.figures.copying --mem_lens 16 --gradient_segments 1 2 4 8
-    python -m experiments.figures.copying --recall 2 --gradient_segments 1 4 \\
+    python -m txl_jax.experiments.figures.copying [--delays 8 24 56 --mem_lens 0 16 64]
+    python -m txl_jax.experiments.figures.copying --mem_lens 16 \\
+        --gradient_segments 1 2 4 8
+    python -m txl_jax.experiments.figures.copying --recall 2 --gradient_segments 1 4 \\
         --mem_lens 16 --n_layer 4 --updates 2000 --workdir=runs/figures/recall
 
-Trains experiments/copying.py, or its model on associative recall, for each delay,
+Trains the experiment `copying`, or its model on associative recall, for each delay,
 memory, number of segments that a gradient crosses, and seed, and counts the letters
 that the model repeats correctly. All models make equally many updates of equally many
 tokens. Every cell has its own workdir and result, with its provenance and the seconds
@@ -45,6 +46,8 @@ BARS: dict[str, dict[str, Any]] = {
     "seen_by_last_tokens": {"linewidth": 2},
     "reach_tokens": {"linewidth": 2, "linestyle": ":"},
 }
+# Of the models, from the shortest memory or gradient (Okabe and Ito 2008).
+COLORS = "black", "#E69F00", "#D55E00", "#CC79A7"
 LENGTH, SYMBOLS = 8, 8  # letters of a pattern, and letters to choose from
 
 
@@ -78,7 +81,7 @@ def make_task(args: argparse.Namespace, cell: dict[str, int]) -> Copying:
 
 
 def make_config(args: argparse.Namespace, cell: dict[str, int], path: Path) -> Config:
-    """Returns the config of a cell: experiments/copying.py with its sizes and text."""
+    """Returns the config of a cell: the experiment's with its sizes and text."""
     G = cell["gradient_segments"]
     values = {
         **{"data.path": str(path), "data.data_dir": args.data_dir},
@@ -137,30 +140,32 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
     figure = matplotlib.figure.Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.add_subplot()
     distances = sorted({cell["distance_tokens"] for cell in cells})
-    pairs = {(cell["mem_len"], cell["gradient_segments"]) for cell in cells}
+    pairs = sorted({(cell["mem_len"], cell["gradient_segments"]) for cell in cells})
     by_memory = len({mem_len for mem_len, _ in pairs}) > 1
-    for number, (mem_len, G) in enumerate(sorted(pairs)):
+    for number, (mem_len, G) in enumerate(pairs):
         row = [
             cell
             for cell in cells
             if (cell["mem_len"], cell["gradient_segments"]) == (mem_len, G)
         ]
-        by_distance = [
-            [cell["accuracy"] for cell in row if cell["distance_tokens"] == distance]
-            for distance in distances
-        ]
-        points = [
-            (distance, np.mean(values), min(values), max(values))
-            for distance, values in zip(distances, by_distance, strict=True)
-            if values
-        ]
-        x, mean, low, high = np.array(points).T
-        color = f"C{number}"
+        by_distance: dict[int, list[float]] = {}
+        for cell in row:
+            percent = 100 * cell["accuracy"]
+            by_distance.setdefault(cell["distance_tokens"], []).append(percent)
+        x = sorted(by_distance)
+        mean, low, high = (
+            np.array([of(by_distance[distance]) for distance in x])
+            for of in (np.mean, min, max)
+        )
+        color = COLORS[(number if by_memory else G.bit_length() - 1) % len(COLORS)]
         label = f"memory {mem_len}" if by_memory else describe_gradient(G)
-        axes.plot(x, mean, "o-", color=color, label=label, markersize=4)
-        axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+        # Where lines coincide, the later ones are thinner, so that all are seen.
+        width = 1 + 0.8 * (len(pairs) - number)
+        (line,) = axes.plot(x, mean, "o-", color=color, label=label)
+        line.set(linewidth=width, markersize=2 + width)
+        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
         if by_memory:
-            height, start = 1.04 + 0.035 * number, 0
+            height, start = 105 + 4 * number, 1
             for name, style in BARS.items():
                 axes.plot([start, row[0][name]], [height, height], color=color, **style)
                 start = row[0][name]
@@ -171,18 +176,20 @@ def plot(cells: list[dict[str, Any]], chance: float, path: Path) -> None:
         )
         axes.set_title(title, fontsize=9)
     else:
-        mark_reach(axes, cells[0], max(distances))
-    axes.axhline(chance, color="gray", linestyle="--", linewidth=1)
-    axes.annotate("chance", (0.995, chance), xycoords=("axes fraction", "data"),
-                  ha="right", va="bottom", fontsize=8, color="gray")  # fmt: skip
+        mark_reach(axes, cells[0])
+    axes.axhline(100 * chance, color="gray", linestyle="--", linewidth=1)
+    axes.annotate("chance", (0.005, 100 * chance), xycoords=("axes fraction", "data"),
+                  ha="left", va="top", fontsize=8, color="gray")  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(distances, list(map(str, distances)))
     axes.set(
         xlabel="distance of the answer, in tokens",
-        ylabel="right answers",
-        xlim=(0, 1.08 * max(distances)),
-        ylim=(0, None if by_memory else 1.15),
-        yticks=np.arange(0, 1.01, 0.2),
+        ylabel="right answers, %",
+        xlim=(0.92 * min(distances), 1.12 * max(distances)),
+        ylim=(0, 104 + 4 * len(pairs) if by_memory else 112),
+        yticks=range(0, 101, 20),
     )
-    axes.legend(fontsize=8, loc="lower left" if by_memory else "best")
+    axes.legend(fontsize=8, loc="center right")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=100)
 
@@ -192,22 +199,16 @@ def describe_gradient(G: int) -> str:
     return f"gradients across {G} segments" if G > 1 else "the paper's training"
 
 
-def mark_reach(axes: Axes, cell: dict[str, Any], farthest_answer: int) -> None:
-    """Marks the oldest token that a query sees, and the formula's bounds."""
-    end = cell["reach_tokens"]
+def mark_reach(axes: Axes, cell: dict[str, Any]) -> None:
+    """Marks the oldest token that a query sees, and how far the layers reach."""
+    seen, end = cell["seen_by_last_tokens"], cell["reach_tokens"]
     first = end - (cell["tgt_len"] - 1)  # for a segment's first token
     axes.axvspan(first, end, color="gray", alpha=0.2, linewidth=0)
-    axes.axvline(cell["seen_by_last_tokens"], color="gray", linewidth=1)
-    reach = "the formula's reach, from a segment's\nfirst token to its last"
-    on_the_right = farthest_answer > 1.5 * end
-    notes = [
-        (cell["seen_by_last_tokens"], "seen directly", False),
-        (end if on_the_right else first, reach, on_the_right),
-    ]
-    for x, text, is_left in notes:
+    axes.axvline(seen, color="gray", linewidth=1)
+    for text, x in ("seen directly", seen), ("reach of the layers", first):
         axes.annotate(text, (x, 1.0), xycoords=("data", "axes fraction"), fontsize=8,
-                      xytext=(4 if is_left else -4, -4), textcoords="offset points",
-                      ha="left" if is_left else "right", va="top")  # fmt: skip
+                      xytext=(-4, -4), textcoords="offset points",
+                      ha="right", va="top")  # fmt: skip
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

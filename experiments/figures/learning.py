@@ -1,7 +1,7 @@
 """The learning curve of a run: a log to commit, and a figure.
 
-    python -m experiments.figures.learning --workdir=runs/long --log=long.jsonl \\
-        --picture=long.png [--level="nanoGPT=1.4697"]
+    python -m txl_jax.experiments.figures.learning --workdir=runs/long \\
+        --log=long.jsonl --picture=long.png [--level="nanoGPT=1.4697"]
 
 The log's first line describes the run: its config, git revision, libraries, device and
 seed. Every further line is a validation: updates, tokens read, seconds of training with

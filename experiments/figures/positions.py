@@ -1,6 +1,7 @@
 """Similarity of distances, and sensitivity to the order of the memory.
 
-    python -m experiments.figures.positions [--d_model=512] [--workdir=runs/quickstart]
+    python -m txl_jax.experiments.figures.positions [--d_model=512] \\
+        [--workdir=runs/quickstart]
 
 Draws the cosine of the encodings of two distances against their difference, and prints
 it at a few differences in one JSON line. With a workdir, the line also has the temporal

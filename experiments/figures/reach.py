@@ -1,6 +1,6 @@
 """How far back an output depends on a token, on random weights: a figure.
 
-    python -m experiments.figures.reach [--n_layer=4 --tgt_len=8 --mem_len=8]
+    python -m txl_jax.experiments.figures.reach [--n_layer=4 --tgt_len=8 --mem_len=8]
 
 The dependency length of section 3.2 is O(N x L). This program changes one token at a
 time, at every distance, and compares the outputs of all layers bit for bit. It prints

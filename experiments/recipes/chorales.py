@@ -1,4 +1,4 @@
-"""Bach's chorales as MIDI files, to try `recipes/music.py` with.
+"""Bach's chorales as MIDI files, to try the recipe `music` with.
 
     pip install music21
     python -m txl_jax.experiments.recipes.chorales midi

@@ -11,9 +11,9 @@ seen; later copies of a text are left out.
 
 Three classifiers see the same parts: logistic regression on TF-IDF of words, the same
 on the means and deviations of the frozen model's hidden states, and the model
-fine-tuned together with that regression. The penalties of the first two and the epoch
-of the third are chosen on the validation part. Texts longer than a segment are read
-through the memory, of any kind.
+fine-tuned together with that regression. The penalties of the first two, and the rate
+and the epoch of the third are chosen on the validation part. Functions are cut, texts
+of --path are not; those longer than a segment are read through the memory.
 
 Dims: B texts of a batch, T tokens of a text, S segments of L tokens, D model, C
 classes, P texts of a part, X features, N layers.
@@ -45,6 +45,8 @@ from txl_jax.evaluate.options import EvalConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.positions import SCHEMES
 from txl_jax.report import provenance
+from txl_jax.report.log import say
+from txl_jax.report.progress import Progress
 from txl_jax.runtime.storage import local_path
 
 from ..figures import program
@@ -54,7 +56,7 @@ SHORTEST, LONGEST = 200, 400  # characters of a function; longer ones are cut
 # Share of a class's texts, and their largest number.
 PARTS = {"train": (0.5, 120), "validation": (0.2, 30), "test": (0.3, 60)}
 SEGMENT, BATCH = 128, 16
-RATE, EPOCHS, PATIENCE = 1e-3, 8, 5
+RATES, EPOCHS, PATIENCE = (3e-4, 1e-3), 8, 5
 PENALTIES = 0.01, 0.1, 1.0, 10.0, 100.0  # scikit-learn's C, the inverse of a penalty
 
 
@@ -267,7 +269,7 @@ def fine_tune(
     rate: float,
     seed: int,
 ) -> dict[str, Any]:
-    """Returns the accuracy on the test, and the epoch whose parameters it has.
+    """Returns the accuracies, and the epoch whose parameters they have.
 
     head: the logistic regression to start from. Training ends when the accuracy on the
     validation part, or with equal accuracy its loss, has not improved for PATIENCE
@@ -306,29 +308,32 @@ def fine_tune(
 
     params, state, random = best, optimizer.init(best), np.random.default_rng(seed)
     highest, best_epoch, updates = evaluate(params, "validation"), 0, 0
-    for epoch in range(1, EPOCHS + 1):
-        for batch in make_batches(loaded, parts["train"], random):
-            key = jax.random.fold_in(jax.random.key(seed), updates)
-            params, state = update(params, state, batch, key)
-            updates += 1
-        result = evaluate(params, "validation")
-        print(f"epoch {epoch}: validation {-result[1]:.3f} nats, {result[0]:.1%}")
-        if result > highest:
-            best, highest, best_epoch = params, result, epoch
-        elif epoch - best_epoch >= PATIENCE:
-            break
-    return {"accuracy": evaluate(best, "test")[0], "best_epoch": best_epoch}
+    with Progress("fine-tuning", steps, unit="updates") as bar:
+        for epoch in range(1, EPOCHS + 1):
+            for batch in make_batches(loaded, parts["train"], random):
+                key = jax.random.fold_in(jax.random.key(seed), updates)
+                params, state = update(params, state, batch, key)
+                updates += 1
+                bar(updates)
+            now = evaluate(params, "validation")
+            say(f"epoch {epoch}: validation {-now[1]:.3f} nats, {now[0]:.1%}")
+            if now > highest:
+                best, highest, best_epoch = params, now, epoch
+            elif epoch - best_epoch >= PATIENCE:
+                break
+    result = {"rate": rate, "best_epoch": best_epoch, "validation": highest}
+    return {**result, "fine_tuned": evaluate(best, "test")[0]}
 
 
 def classify(
-    model_name: str, path: str, layers: int, rate: float, seeds: int
+    model_name: str, path: str, layers: int, rates: list[float], seeds: int
 ) -> dict[str, Any]:
     """Returns the accuracies of the classifiers and the texts of each seed's parts."""
     loaded = txl_jax.load(model_name)
     kind, model = loaded.vocab.kind, loaded.config.model
     refuse(kind == "number", "--model: it reads numbers, and the classes have texts")
     refuse(not 0 <= layers <= model.n_layer, f"--layers: the model has {model.n_layer}")
-    refuse(not rate > 0, f"--rate={rate} must be above 0")
+    refuse(not min(rates) > 0, f"--rates: {min(rates)} must be above 0")
     # The frozen model reads as the fine-tuned one does.
     same = {
         name: getattr(model, name) for name in ("mem_len", "clamp_len", "same_length")
@@ -343,15 +348,20 @@ def classify(
     rows: dict[str, list[Any]] = collections.defaultdict(list)
     for seed in range(1, seeds + 1):
         parts = split(classes, seed)
+        for name, part in parts.items():
+            tokens = sum(len(loaded.vocab.encode(text)) for text in part.texts)
+            say(f"seed {seed}: {name}, {len(part.texts):,} texts, {tokens:,} tokens")
         rows["tfidf"].append(regress(count_words(parts), parts)[1])
         features = {name: average(loaded, part) for name, part in parts.items()}
         head, accuracy = regress(features, parts)
         rows["frozen"].append(accuracy)
-        print(f"seed {seed}: TF-IDF {rows['tfidf'][-1]:.1%}, frozen {accuracy:.1%}")
-        tuned = fine_tune(loaded, head, parts, layers=layers, rate=rate, seed=seed)
-        rows["fine_tuned"].append(tuned["accuracy"])
-        rows["best_epoch"].append(tuned["best_epoch"])
-        print(f"seed {seed}: fine-tuned {tuned['accuracy']:.1%}")
+        say(f"seed {seed}: TF-IDF {rows['tfidf'][-1]:.1%}, frozen {accuracy:.1%}")
+        tune = functools.partial(fine_tune, loaded, head, parts, layers=layers)
+        trials = [tune(rate=rate, seed=seed) for rate in rates]
+        tuned = max(trials, key=lambda trial: trial["validation"])
+        for name in "rate", "best_epoch", "fine_tuned":
+            rows[name].append(tuned[name])
+        say(f"seed {seed}: fine-tuned {tuned['fine_tuned']:.1%}")
         for name, part in parts.items():
             rows[f"{name}_texts"].append(len(part.texts))
         counts_C = np.bincount(parts["test"].class_P)
@@ -360,7 +370,7 @@ def classify(
         "model": model_name,
         "classes": [*classes],
         "layers": layers or "all",
-        "rate": rate,
+        "rates": rates,
         **rows,
         "provenance": provenance.describe_result(),
     }
@@ -368,14 +378,18 @@ def classify(
 
 def main(argv: list[str] | None = None) -> int:
     parser = program.make_parser(__doc__)
-    parser.add_argument("--model", default="shakespeare", help="a name or a workdir")
-    parser.add_argument("--path", default="", help="a folder of classes")
-    parser.add_argument("--layers", type=int, default=0, help="top layers; 0 = all")
-    parser.add_argument("--rate", type=float, default=RATE, help="learning rate")
-    parser.add_argument("--seeds", type=program.count, default=3)
+    add = functools.partial(parser.add_argument, metavar="X")
+    add("--model", default="shakespeare", help="a name or a workdir (%(default)s)")
+    text = "a folder with a folder of texts for each class (the standard library)"
+    add("--path", default="", help=text)
+    text = "the number of top layers to train; 0 = all (%(default)s)"
+    add("--layers", type=int, default=0, help=text)
+    text = "rates to choose from (%(default)s)"
+    add("--rates", type=float, nargs="+", default=[*RATES], help=text)
+    add("--seeds", type=program.count, default=3, help="splits (%(default)s)")
 
     def measure(args: argparse.Namespace) -> dict[str, Any]:
-        return classify(args.model, args.path, args.layers, args.rate, args.seeds)
+        return classify(args.model, args.path, args.layers, args.rates, args.seeds)
 
     return program.run(parser, measure, argv)
 

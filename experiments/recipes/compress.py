@@ -7,27 +7,24 @@
 The file is cut into streams. A Transformer-XL, random at first, predicts the next byte
 of each, and an arithmetic coder spends -log2 p bits on it. After each segment, the
 model learns from it and from segments at random places before (Bellard 2021, NNCP v2).
-The decoder runs the same programs, and refuses a file from another kind of machine.
-
-Predictions of an average of the parameters and of a continuous cache, at several
-temperatures, are mixed by fixed share (Herbster and Warmuth 1998).
+An average of its parameters predicts. The predictions, those of a continuous cache and
+of `counts` enter a geometric mixture, whose weights learn too (Mattern 2012).
 
 Dims: B streams of W bytes (T = W + 1, after a zero, at least a segment), R segments
-read again, Y = B + R, U temperatures, X = 1 + U predictions to mix, C cache entries.
+read again, Y = B + R, X predictions to mix, C cache entries.
 """
 
-import argparse
 import dataclasses
 import hashlib
 import importlib.metadata
-import json
+import inspect
 import os
 import sys
 import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +33,7 @@ import optax
 from etils import epy
 from jax import Array
 
-from txl_jax.errors import BadNumbers, UserError, refuse
+from txl_jax.errors import BadNumbers, refuse
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fixed import FixedTransformerXL, lay_out
 from txl_jax.model.initializers import Params
@@ -57,6 +54,7 @@ from txl_jax.update.state import Average, TrainState, init_state
 from txl_jax.update.step import TrainStep
 
 from ..figures import program
+from .counts import Counts
 
 with epy.lazy_imports():  # of an extra
     import constriction
@@ -73,43 +71,18 @@ TRAIN = TrainConfig(batch_size=B + R, tgt_len=L)
 STEP = TrainStep(TransformerXL(MODEL), OPTIMIZER, RATE, TRAIN)
 AVERAGE_DECAY = 0.98
 JUMP = 0.05  # the probability that a segment is read again at a new random place
-THETAS = 0.15, 0.3, 0.6  # inverse temperatures of the cache
-PRIOR = 0.7, 0.1, 0.1, 0.1  # weights of the model and of each temperature
-SHARE = 0.05  # the part of each weight that returns to the prior after a byte
-HEADER = 1 << 16  # bytes at most; about 1,000 are used
+THETA = 0.3  # inverse temperature of the cache
+WEIGHTS = 0.35, 0.15, *[0.0] * 10, 0.4  # the model's and the match's, at first
+WEIGHT_RATE = 0.001
 DENSEST = 1 << 21  # bytes in a word of 32 bits: no probability is above 1 - 2^-16
-
-
-class Prediction(NamedTuple):
-    """The predictions of the next bytes, and the state behind them."""
-
-    memory: RingMemory
-    h_BD: Array
-    log_p_XBV: Array
-    log_weight_BX: Array
-    cache_h_CD: Array
-    follows_C: Array  # the bytes that followed these states, or V
-    slot: Array  # the oldest entries of the cache, which the next ones replace
+# A memory; the cache: h_CD, the bytes that follow, or V, and the slot of the newest.
+State = tuple[RingMemory, Array, Array, Array]
 
 
 def open_memory(params: Params, memory: Memory) -> tuple[Params, RingMemory]:
     """Returns parameters and a memory for calls of one token."""
     memory, params = Memory(memory.h_NBMD[:, :B], memory.filled_B[:B]), lay_out(params)
     return params, RingMemory.of(MODEL, params, memory)
-
-
-def start(state: TrainState) -> tuple[Params, Prediction]:
-    """Returns the parameters and the prediction before the first bytes."""
-    params, memory = open_memory(state.params, state.memory)
-    return params, Prediction(
-        memory=memory,
-        h_BD=jnp.zeros((B, MODEL.d_model)),
-        log_p_XBV=jnp.zeros((len(PRIOR), B, V)),
-        log_weight_BX=jnp.tile(jnp.log(jnp.array(PRIOR)), (B, 1)),
-        cache_h_CD=jnp.zeros((C, MODEL.d_model)),
-        follows_C=jnp.full(C, V),
-        slot=jnp.zeros((), jnp.int32),
-    )
 
 
 def learn(state: TrainState, segment: Segment) -> tuple[TrainState, tuple]:
@@ -121,29 +94,21 @@ def learn(state: TrainState, segment: Segment) -> tuple[TrainState, tuple]:
     return state, open_memory(mean, state.memory)
 
 
-def predict(
-    before: Prediction, params: Params, byte_B: Array
-) -> tuple[Prediction, Array]:
-    """Returns (prediction, p_BV) after one byte of every stream."""
-    log_hit_XB1 = jnp.take_along_axis(before.log_p_XBV, byte_B[None, :, None], axis=2)
-    weight_BX = jax.nn.softmax(before.log_weight_BX + log_hit_XB1[..., 0].T)
-    log_weight_BX = jnp.log((1 - SHARE) * weight_BX + SHARE * jnp.array(PRIOR))
-    put, slot = jax.lax.dynamic_update_slice, before.slot
-    cache_h_CD = put(before.cache_h_CD, before.h_BD, (slot, 0))
-    follows_C = put(before.follows_C, byte_B, (slot,))
-
+def predict(before: State, params: Params, byte_B: Array) -> tuple[State, Array]:
+    """Returns (state, log_p_BXV) after one byte of every stream."""
+    (memory, cache_h_CD, follows_C, slot), put = before, jax.lax.dynamic_update_slice
+    follows_C = put(follows_C, byte_B, (slot,))
+    slot = (slot + B) % C
     model = FixedTransformerXL(MODEL, params)
-    h_B1D, memory = model(byte_B[:, None], before.memory)
+    h_B1D, memory = model(byte_B[:, None], memory)
     h_BD, log_p_BV = h_B1D[:, 0], model.embedding.log_probs(h_B1D)[:, 0]
-    score_BC = jnp.where(follows_C < V, h_BD @ cache_h_CD.T, -1e30)
-    match_CUB = jax.nn.softmax(score_BC.T[:, None] * jnp.array(THETAS)[:, None], axis=0)
-    cached_UBV = jnp.moveaxis(jax.ops.segment_sum(match_CUB, follows_C, V), 0, 2)
-    cached_UBV = 0.99 * cached_UBV + 0.01 * jnp.exp(log_p_BV)
-    log_p_XBV = jnp.concatenate([log_p_BV[None], jnp.log(cached_UBV)])
-    mixed_BV = jax.nn.logsumexp(log_weight_BX.T[..., None] + log_p_XBV, axis=0)
-    return Prediction(
-        memory, h_BD, log_p_XBV, log_weight_BX, cache_h_CD, follows_C, (slot + B) % C
-    ), jax.nn.softmax(mixed_BV)
+    score_BC = THETA * h_BD @ cache_h_CD.T
+    match_BC = jax.nn.softmax(jnp.where(follows_C < V, score_BC, -1e30))
+    cached_BV = jax.ops.segment_sum(match_BC.T, follows_C, V).T
+    log_cached_BV = jnp.logaddexp(jnp.log(cached_BV), log_p_BV + jnp.log(0.01))
+    cache_h_CD = put(cache_h_CD, h_BD, (slot, 0))
+    log_p_XBV = log_p_BV, log_cached_BV
+    return (memory, cache_h_CD, follows_C, slot), jnp.stack(log_p_XBV, axis=1)
 
 
 class Coder:
@@ -153,63 +118,76 @@ class Coder:
         refuse(not 0 <= seed < 2**32, f"seed = {seed} must be from 0 to 2**32 - 1")
         backend = jax.default_backend()  # GPUs add in an order that varies
         refuse(backend != "cpu", "compress runs on CPUs only: set JAX_PLATFORMS=cpu")
-        self.family = constriction.stream.model.Categorical(perfect=False)
         self.size, self.W = size, -(-size // B)
         self.text_BT = np.zeros((B, 1 + max(self.W, L)), np.int32)  # starts with 0
         self.random = np.random.default_rng(seed)
-        self.stream_R, self.start_R = np.zeros((2, R), int)
+        self.stream_Y, self.start_Y = np.zeros((2, B + R), int)
         mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
         init, _ = init_state(MODEL, OPTIMIZER, B + R, seed, mesh, averages=True)
         self.state = init()
-        self.params, self.prediction = jax.jit(start)(self.state)
+        opened = jax.jit(open_memory)(self.state.params, self.state.memory)
+        cache = jnp.zeros((C, MODEL.d_model)), jnp.full(C, V), jnp.int32(0)
+        self.params, self.before = opened[0], (opened[1], *cache)
         self.learn = Program("the update", learn, carries=True, donates=True)
         self.predict = Program("the prediction", predict, carries=True, donates=True)
         lowered = (
             self.learn.lower(self.state, self.choose_segments(0)),  # also draws
-            self.predict.lower(self.prediction, self.params, self.text_BT[:, 0]),
+            self.predict.lower(self.before, self.params, self.text_BT[:, 0]),
         )
         parts = [x.as_text().encode() for x in lowered]
         parts += [np.asarray(x).tobytes() for x in jax.tree.leaves(self.params)]
+        parts += [Path(x).read_bytes() for x in (__file__, inspect.getfile(Counts))]
+        parts += [f(np.arange(1, 999) / 99).tobytes() for f in (np.exp, np.log)]
+        flags = os.environ.get("XLA_FLAGS", "").encode()
         # What predictions depend on, besides the bytes.
         self.needs = provenance.versions() | {
             "constriction": importlib.metadata.version("constriction"),
-            "usable cores": programs.usable_cores(),
-            "processor": programs.processor(),
-            "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
-            "model": repr(MODEL),
-            "program": hashlib.sha256(b"".join(parts)).hexdigest()[:16],
+            "usable cores": str(programs.usable_cores()),
+            "processor": programs.processor()[:8],
+            "program": hashlib.sha256(b"".join(parts)).hexdigest()[:8],
+            "XLA_FLAGS": f"{zlib.crc32(flags):x}",
         }
 
-    def run(self, code: Callable[[np.ndarray, int], np.ndarray]) -> bytes:
+    def run(self, code: Callable[[Any, int, int], int]) -> bytes:
         """Predicts and learns the whole file; returns it.
 
-        code(p_BV, t) writes or reads byte t of each stream, and returns these bytes.
+        code(model, b, t) writes or reads byte t of stream b, and returns it.
         """
-        W, state, params, prediction = self.W, self.state, self.params, self.prediction
+        Categorical = constriction.stream.model.Categorical
+        state, params, before = self.state, self.params, self.before
+        weight_X, counts = np.array(WEIGHTS), Counts(B)
         with Progress("coded", self.size, unit="bytes") as bar:
-            for t in range(W):
-                prediction, p_BV = self.predict(prediction, params, self.text_BT[:, t])
-                if not np.isfinite(p_BV := np.asarray(p_BV)).all():
+            for t in range(self.W):
+                byte_B = self.text_BT[:, t]
+                before, log_p_BXV = self.predict(before, params, byte_B)
+                log_counts_BXV = counts.predict(byte_B)  # while XLA predicts
+                log_p_BXV = np.concatenate([log_p_BXV, log_counts_BXV], axis=1)
+                if not np.isfinite(log_p_BXV).all():
                     raise BadNumbers(f"the predictions of byte {t} are not finite")
-                self.text_BT[:, t + 1] = code(p_BV, t)
+                for b, log_p_XV in enumerate(log_p_BXV):
+                    score_V = weight_X @ log_p_XV
+                    p_V = np.exp(score_V - score_V.max())
+                    p_V /= p_V.sum()
+                    byte = code(Categorical(p_V, perfect=False), b, t)
+                    weight_X += WEIGHT_RATE * (log_p_XV[:, byte] - log_p_XV @ p_V)
+                    self.text_BT[b, t + 1] = byte
                 if (t + 1) % L == 0:
                     segment = self.choose_segments(t // L)
                     state, (params, memory) = self.learn(state, segment)
-                    prediction = prediction._replace(memory=memory)
+                    before = memory, *before[1:]
                     bar(min(B * (t + 1), self.size))
-        return self.text_BT[:, 1 : 1 + W].astype(np.uint8).tobytes()[: self.size]
+        return self.text_BT[:, 1 : 1 + self.W].astype(np.uint8).tobytes()[: self.size]
 
     def choose_segments(self, k: int) -> Segment:
         """Returns segment k of every stream, and R older ones, which go on or jump."""
         front, draw = k * L, self.random.integers
-        jumps_R = (self.random.random(R) < JUMP) | (self.start_R + L > front)
-        self.stream_R = np.where(jumps_R, draw(B, size=R), self.stream_R)
-        self.start_R = np.where(jumps_R, draw(1 + front, size=R), self.start_R + L)
-        stream_Y1 = np.concatenate([np.arange(B), self.stream_R])[:, None]
-        start_Y = np.concatenate([np.full(B, front), self.start_R])
-        place_YL = start_Y[:, None] + np.arange(L)
-        first_YL = np.zeros(place_YL.shape, bool)
-        first_YL[B:, 0] = jumps_R
+        jumps_Y = (self.random.random(B + R) < JUMP) | (self.start_Y + L > front)
+        self.stream_Y = np.where(jumps_Y, draw(B, size=B + R), self.stream_Y)
+        self.start_Y = np.where(jumps_Y, draw(1 + front, size=B + R), self.start_Y + L)
+        self.stream_Y[:B], self.start_Y[:B], jumps_Y[:B] = np.arange(B), front, False
+        stream_Y1 = self.stream_Y[:, None]
+        place_YL = self.start_Y[:, None] + np.arange(L)
+        first_YL = (np.arange(L) == 0) & jumps_Y[:, None]
         return Segment(
             self.text_BT[stream_Y1, place_YL][None],
             self.text_BT[stream_Y1, place_YL + 1][None],
@@ -225,55 +203,53 @@ def encode(data: bytes, seed: int) -> bytes:
     encoder = constriction.stream.queue.RangeEncoder()
     byte_BW = np.frombuffer(data + bytes(-len(data) % B), np.uint8).reshape(B, -1)
 
-    def code(p_BV: np.ndarray, t: int) -> np.ndarray:
-        encoder.encode(byte_BW[:, t].astype(np.int32), coder.family, p_BV)
-        return byte_BW[:, t]
+    def code(model: Any, b: int, t: int) -> int:
+        encoder.encode(int(byte_BW[b, t]), model)
+        return byte_BW[b, t]
 
     coder.run(code)
-    digest = hashlib.sha256(data).hexdigest()
-    header = {"bytes": len(data), "seed": seed, "sha256": digest, **coder.needs}
-    head = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), 9)
+    digest = hashlib.sha256(data).hexdigest()[:16]
+    fields = str(len(data)), str(seed), digest, *coder.needs.values()
+    head = zlib.compress("\n".join(fields).encode(), wbits=-15)
     body = encoder.get_compressed().astype("<u4").tobytes()
-    content = len(head).to_bytes(4, "little") + head + body
-    return content + hashlib.sha256(content).digest()
+    content = len(head).to_bytes(2, "little") + head + body
+    return content + zlib.crc32(content).to_bytes(4, "little")
 
 
 def decode(content: bytes, file: Path) -> bytes:
     """Returns the original; raises UserError for damage or other predictions."""
-    content, checksum = content[:-32], content[-32:]
-    is_damaged = hashlib.sha256(content).digest() != checksum
+    content, checksum = content[:-4], content[-4:]
+    is_damaged = zlib.crc32(content).to_bytes(4, "little") != checksum
     refuse(is_damaged, f"{file} is damaged, or `compress encode` did not write it")
     with refusing_damage(file, "another version may have written it", zlib.error):
-        end = 4 + int.from_bytes(content[:4], "little")
-        header = json.loads(zlib.decompressobj().decompress(content[4:end], HEADER))
+        end = 2 + int.from_bytes(content[:2], "little")
+        head = zlib.decompress(content[2:end], wbits=-15).decode()
+        size_text, seed_text, digest, *needs = head.split("\n")
+        size, seed = int(size_text), int(seed_text)
         body = np.frombuffer(content[end:], "<u4").astype(np.uint32)
-        size, seed, sha256 = (header[name] for name in ("bytes", "seed", "sha256"))
-        if [type(x) for x in (size, seed, sha256)] != [int, int, str]:
-            raise TypeError("its header has values of other types")
         if not 0 <= size <= DENSEST * len(body):
             raise ValueError(f"{size} bytes are not in {len(content)}")
-    try:
-        coder = Coder(size, seed)
-    except MemoryError as error:
-        raise UserError(f"out of memory: {file} has {size} bytes") from error
+    coder = Coder(size, seed)
+    before = dict(zip(coder.needs, needs, strict=False))
     changes = "; ".join(
-        f"{name} was {header.get(name)}, is now {value}"
-        for name, value in coder.needs.items()
-        if header.get(name) != value
+        f"{name} was {before.get(name)}, is now {now}"
+        for name, now in coder.needs.items()
+        if before.get(name) != now
     )
     refuse(changes, f"{file} can only be decoded where it was encoded: {changes}")
     decoder = constriction.stream.queue.RangeDecoder(body)
     try:
-        data = coder.run(lambda p_BV, _: decoder.decode(coder.family, p_BV))
+        data = coder.run(lambda model, *_: decoder.decode(model))
     except AssertionError:  # constriction: no encoder with these predictions wrote it
         data = b""
-    is_wrong = hashlib.sha256(data).hexdigest() != sha256
+    is_wrong = hashlib.sha256(data).hexdigest()[:16] != digest
     refuse(is_wrong, f"{file}: the predictions differ from the encoder's")
     return data
 
 
 def convert(direction: str, file: Path, out: Path, seed: int) -> dict[str, Any]:
     """Writes a file, and returns its figures; the seconds include compilation."""
+    programs.keep()
     started, source = time.perf_counter(), file.read_bytes()
     encodes = direction == "encode"
     with replacing(out) as new:
@@ -296,12 +272,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", type=program.path)
     parser.add_argument("out", type=program.new_path)
     parser.add_argument("--seed", type=int, default=1, help="of a new file")
-
-    def measure(args: argparse.Namespace) -> dict[str, Any]:
-        programs.keep()
-        return convert(**vars(args))
-
-    return program.run(parser, measure, argv)
+    return program.run(parser, lambda args: convert(**vars(args)), argv)
 
 
 if __name__ == "__main__":

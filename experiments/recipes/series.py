@@ -8,7 +8,7 @@ The series solves the Mackey-Glass equation with a delay of 17, a standard examp
 chaos: x'(t) = 0.2 x(t - 17) / (1 + x(t - 17)^10) - 0.1 x(t). It is quantised to LEVELS
 numbers. `write` makes series.npy, for training, and context.txt, the prompt, which
 follows it; `draw` compares continuations of that prompt with the series itself.
-docs/tutorial/sequences.md has the commands between the two.
+The repository's docs/tutorial/sequences.md has the commands between the two.
 """
 
 import argparse

@@ -5,8 +5,8 @@
 
 makes tasks/copying-24-8-8 with train.txt, valid.txt and test.txt, the same bytes on
 every machine. A run with train.score_from=97 is trained on the answers, which are
-letters in lower case, as in experiments/copying.py. docs/copying.md describes the
-tasks.
+letters in lower case, as in the experiment `copying`. The repository's docs/copying.md
+describes the tasks.
 """
 
 import argparse

@@ -1,7 +1,9 @@
 """The return of agents against the length of a T-maze or another task: a figure.
 
-    python -m experiments.rl.mazes [--lengths 10 25 50 100 200 --seeds 1 2 3 4 5]
-    python -m experiments.rl.mazes --environment=repeat_previous --lengths 4 32 64
+    python -m txl_jax.experiments.rl.mazes [--lengths 10 25 50 100 200 \\
+        --seeds 1 2 3 4 5]
+    python -m txl_jax.experiments.rl.mazes --environment=repeat_previous \\
+        --lengths 4 32 64
 
 Trains every agent of AGENTS, at equal parameters and steps, for each length and seed.
 Every cell has its own workdir and result, so the same command resumes after a kill.
@@ -87,25 +89,28 @@ def run_cell(folder: Path, options: ppo.Options) -> Json:
 
 
 def plot(cells: list[Json], path: Path) -> None:
-    """Draws the mean and the range of the seeds' returns against the length."""
-    figure = plots.empty(7, 4)
-    axes = figure.add_subplot()
-    for agent in dict.fromkeys(cell["agent"] for cell in cells):
+    """Draws the return of every seed, and their mean, against the length, by agent."""
+    agents = dict.fromkeys(cell["agent"] for cell in cells)
+    figure = plots.empty(1 + 2 * len(agents), 3)
+    panels = figure.subplots(1, len(agents), sharex=True, sharey=True, squeeze=False)
+    lengths = sorted({cell["length"] for cell in cells})
+    for axes, agent in zip(panels[0], agents, strict=True):
         by_length: dict[int, list[float]] = {}
         for cell in cells:
             if cell["agent"] == agent:
                 name = "best_return" if "best_return" in cell else "return"
                 by_length.setdefault(cell["length"], []).append(cell[name])
-        lengths = sorted(by_length)
-        returns = [np.array(by_length[length], float) for length in lengths]
-        mean, low, high = ([f(x) for x in returns] for f in (np.mean, np.min, np.max))
-        (line,) = axes.plot(lengths, mean, "o-", label=agent, markersize=4)
-        axes.fill_between(lengths, low, high, color=line.get_color(), alpha=0.15)
-    lengths = sorted({cell["length"] for cell in cells})
-    axes.set(xlabel="length of the task in steps", ylabel="return of an episode")
-    axes.set_xscale("log")
-    axes.set_xticks(lengths, list(map(str, lengths)))
-    axes.set_xticks([], minor=True)
+        means = [np.mean(by_length[length]) for length in sorted(by_length)]
+        axes.plot(sorted(by_length), means, color="#0072B2")
+        for length, returns in by_length.items():
+            style = {"color": "#0072B2", "alpha": 0.5, "clip_on": False}
+            axes.plot([length] * len(returns), returns, "o", markersize=4, **style)
+        axes.set_title(agent, fontsize=9)
+        axes.set_xscale("log")
+        axes.set_xticks(lengths, list(map(str, lengths)))
+        axes.set_xticks([], minor=True)
+    figure.supxlabel("length of the task in steps", fontsize=10)
+    panels[0][0].set_ylabel("return of an episode")
     plots.save(figure, path)
 
 

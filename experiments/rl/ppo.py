@@ -1,7 +1,7 @@
 """PPO for agents with a memory: rollout and update in one compiled step.
 
-    python -m experiments.rl.ppo [--environment=t_maze --length=10] [--core=gru]
-    python -m experiments.rl.ppo --gymnax=MemoryChain-bsuite
+    python -m txl_jax.experiments.rl.ppo [--environment=t_maze --length=10] [--core=gru]
+    python -m txl_jax.experiments.rl.ppo --gymnax=MemoryChain-bsuite
 
 Prints the mean return while it trains and one JSON line at the end, and writes
 return.png. The same command resumes exactly after a kill. Checkpoints hold the best

@@ -151,8 +151,9 @@ def test_a_forged_manifest_is_refused(
     file = tmp_path / "file.safetensors"
     texts = {**texts, "manifest": json.dumps(body)}
     file.write_bytes(safetensors.numpy.save(arrays, texts))
-    with refused("is damaged"):
-        read_release(file)
+    # Deep trees are an error for some versions of Python and jax.
+    with refused("is damaged|do not fit its config"):
+        txl_jax.load(file)
 
 
 def test_a_model_that_does_not_fit_its_config(model: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_blocks_add_up_to_the_dense_loss(
     """Targets are in one cluster, for each cluster, or in all of them."""
     monkeypatch.setattr(softmax, "CPU", limits)
     monkeypatch.setattr(softmax, "PLAIN_SCORES", 0)
-    monkeypatch.setattr(softmax, "STEP", 3)
+    monkeypatch.setattr(softmax, "MULTIPLE", 3)
     config, rng = tiny.config(vocab_size=V, **changes), np.random.default_rng(1)
     params = tiny.make_params(config)["embedding"]
     hidden_BLD, weights_BL = draw(1, L, tiny.D)

@@ -53,9 +53,8 @@ def test_an_ablation_changes_only_the_stated_fields(name: str) -> None:
 def test_a_docstring_has_the_command_and_the_published_number() -> None:
     expected = ("Published: ", "No published number", "Not in the paper")
     for path in (*FOLDER.glob("[!_]*.py"), *FOLDER.glob("ablations/[!_]*.py")):
-        source, stem = path.read_text("utf-8"), path.stem
-        where = f"experiments/{path.name}" if path.parent == FOLDER else stem
-        assert f"\n    python -m txl_jax.main --config={where}\n" in source
+        source = path.read_text("utf-8")
+        assert f"\n    python -m txl_jax.main --config={path.stem}\n" in source
         assert any(words in source for words in expected), path
 
 

@@ -1,5 +1,6 @@
 """Versions agree everywhere, and the wheel runs without a checkout."""
 
+import itertools
 import json
 import os
 import re
@@ -12,9 +13,15 @@ import pytest
 import yaml
 
 import txl_jax
-from tests.project.test_notebooks import SMALL
 
 ROOT = Path(__file__).parents[2]
+SMALL = (
+    "--config.train.num_steps=24 --config.train.eval_every=12 "
+    "--config.checkpoint.every_steps=12 --config.optim.warmup_steps=4 "
+    "--config.model.n_layer=1 --config.model.d_model=16 --config.model.d_head=8 "
+    "--config.model.d_inner=16 --config.generate.num_tokens=20 "
+    "--config.eval.baselines=false"
+)
 
 
 def test_the_version_is_the_same_everywhere() -> None:
@@ -42,6 +49,15 @@ def test_the_wheel_has_the_experiments_and_their_programs() -> None:
     for path in (path for folder in folders for path in folder.glob("*.py")):
         outside = re.findall(r"^ *(?:from|import) experiments", path.read_text(), re.M)
         assert not outside, f"{path}: import from ..figures"
+
+
+def test_files_outside_the_wheel_are_named_as_the_repositorys() -> None:
+    packaged = ROOT.glob("txl_jax/**/*.py"), ROOT.glob("experiments/**/*.py")
+    for path in itertools.chain(*packaged):
+        if "benchmarks" not in path.parts:
+            text = " ".join(path.read_text("utf-8").replace("#", "").split())
+            outside = r"(?<!repository's )(?<![\w/])(?:docs|launch|tests)/"
+            assert not re.search(rf"{outside}|-m experiments\.", text), path
 
 
 def run(*command: str | Path, where: Path) -> str:

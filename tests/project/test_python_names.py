@@ -13,9 +13,13 @@ import pytest
 
 import txl_jax
 from tests.support import tiny
+from tests.support.shown import assert_shown
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
+# Code, and the output that the page shows after it.
+BLOCKS = re.findall(
+    r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", PAGE.read_text("utf-8"), re.S
+)
 
 LAZY = """
 import sys
@@ -53,17 +57,18 @@ def test_the_example_of_the_docstring() -> None:
 
 
 def test_the_examples_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"txl_jax": txl_jax}
-    exec(compile(BLOCKS[0], str(PAGE), "exec"), names)
+    filled = [None, [16], [8] * 64, None, [7, 6], [4, 4]]
+    for (code, shown), filled_B in zip(BLOCKS, filled, strict=True):
+        exec(compile(code, str(PAGE), "exec"), names)
+        assert_shown(capsys.readouterr().out, shown)
+        if filled_B:
+            assert names["memory"].filled_B.tolist() == filled_B
     assert [names[x].shape for x in ("nll_T", "hidden_TD")] == [(19,), (19, 128)]
-    filled = [4, 4], [7, 6], [4, 2], [4, 4]
-    for block, filled_B in zip(BLOCKS[1:], filled, strict=True):
-        exec(compile(block, str(PAGE), "exec"), names)
-        assert names["memory"].filled_B.tolist() == filled_B
-    assert "embedding" not in names["params"]
+    assert names["params"]["params"]["TransformerXL_0"].keys() == {"layers", "u", "w"}
     memory = txl_jax.Memory.empty(names["loaded"].config.model, batch_size=2)
     expected_BLV, *_ = names["call"](names["tokens_BL"], jax.tree.leaves(memory))
     tiny.assert_close(names["log_probs_BLV"], expected_BLV)

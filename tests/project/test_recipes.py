@@ -1,13 +1,12 @@
 """The programs in experiments/recipes convert without loss, and report user errors."""
 
 import functools
-import hashlib
 import importlib
-import json
 import re
 import types
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.recipes import classification, series
+from experiments.recipes import classification, counts, series
 from tests.project.conftest import Start
 from tests.support import tiny
 from tests.support.refusal import refused
@@ -44,6 +43,7 @@ def test_files_are_compressed_and_restored(tmp_path: Path) -> None:
         assert copy.read_bytes() == data
     assert (tmp_path / "b0").stat().st_size < len(text) // 3
     assert (tmp_path / "b2").stat().st_size < (tmp_path / "b4").stat().st_size + 40
+    assert (tmp_path / "b4").stat().st_size < 100
 
 
 def test_what_cannot_be_decoded_is_refused(
@@ -52,35 +52,73 @@ def test_what_cannot_be_decoded_is_refused(
     compress = importlib.import_module("experiments.recipes.compress")
     out, new = tmp_path / "out", tmp_path / "new"
     content = compress.encode(b"text" * 50, seed=1)
-    end = 4 + int.from_bytes(content[:4], "little")
-    header = json.loads(zlib.decompress(content[4:end]))
+    end = 2 + int.from_bytes(content[:2], "little")
+    lines = zlib.decompress(content[2:end], wbits=-15).decode().split("\n")
 
     def decode(content: bytes) -> None:
         out.write_bytes(content)
         compress.convert("decode", out, new, seed=1)
 
     def forge(head: bytes) -> bytes:
-        head = zlib.compress(head)
-        made = len(head).to_bytes(4, "little") + head + content[end:-32]
-        return made + hashlib.sha256(made).digest()
+        head = zlib.compress(head, wbits=-15)
+        made = len(head).to_bytes(2, "little") + head + content[end:-4]
+        return made + zlib.crc32(made).to_bytes(4, "little")
 
-    def change(**fields: object) -> bytes:
-        return forge(json.dumps(header | fields).encode())
+    def change(number: int, value: str) -> bytes:
+        return forge("\n".join([*lines[:number], value, *lines[number + 1 :]]).encode())
 
-    flipped = content[:300] + bytes([content[300] ^ 1]) + content[301:]
-    forged = change(bytes=-1), change(bytes=10**18), change(seed="1"), forge(b"[]")
+    flipped = content[:40] + bytes([content[40] ^ 1]) + content[41:]
+    forged = change(0, "-1"), change(0, "1" + 18 * "0"), change(1, "x"), forge(b"[]")
     bomb = forge(b" " * 30_000_000)
-    for damaged in (content[:-1], flipped, b"", *forged, bomb):
+    for damaged in (content[:-1], flipped, b"", *forged, bomb, forge(b"\xff")):
         with refused("out is damaged"):
             decode(damaged)
-    with refused(re.escape("flax was 0.1, is now ")):
-        decode(change(flax="0.1"))
+    with refused(re.escape("python was 0.1, is now ")):
+        decode(change(3, "0.1"))
+    with refused("XLA_FLAGS was None, is now"):
+        decode(forge("\n".join(lines[:-1]).encode()))
     with refused("the predictions differ from the encoder's"):
-        decode(change(sha256="0" * 64))
+        decode(change(2, "0" * 16))
     monkeypatch.setattr(compress.programs, "processor", lambda: "another")
     with refused("processor was .*, is now another"):
         decode(content)
     assert not new.exists()
+
+
+TEXTS = b"the cat and the rat sat; the cat and the bat\n" * 9, bytes(405)
+
+
+def predict(texts: Iterable[bytes]) -> tuple[np.ndarray, counts.Counts]:
+    """Returns p_TBXV of the bytes after each prefix, and the counts."""
+    counted = counts.Counts(2)
+    log_p = [counted.predict(np.array(byte_B)) for byte_B in zip(*texts, strict=True)]
+    return np.exp(log_p), counted
+
+
+def test_counts_predict_the_next_byte() -> None:
+    p_TBXV, _ = predict(TEXTS)
+    np.testing.assert_allclose(p_TBXV.sum(-1), 1, atol=1e-9)
+    assert (p_TBXV > 0).all()
+    text, t = TEXTS[0], 300
+    hit_XT = np.array([p_TBXV[i, 0, :, text[i + 1]] for i in range(t, 404)]).T
+    assert (hit_XT[2:].mean(1) > 0.5).all(), "every longer context knows the text"
+    assert hit_XT[-1].mean() > 0.95, "and the match"
+    assert p_TBXV[t, 1, 6, 0] > 0.99
+
+
+def test_counts_depend_on_earlier_bytes_only() -> None:
+    changed = TEXTS[0][:200] + b"X" + TEXTS[0][201:], TEXTS[1]
+    before, after = (predict(texts)[0] for texts in (TEXTS, changed))
+    np.testing.assert_array_equal(before[:200], after[:200])
+    assert (before[200] != after[200]).any(-1)[0].all()
+
+
+def test_counts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts, "LIMIT", 50)
+    random = np.random.default_rng(0).bytes(800)
+    p_TBXV, counted = predict([random[:400], random[400:]])
+    assert len(counted.counts) == len(counted.places) == 50
+    np.testing.assert_allclose(p_TBXV.sum(-1), 1, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +203,7 @@ def test_the_top_layers_learn_the_classes(
     parts = dict.fromkeys(classification.PARTS, part)
     tune = functools.partial(classification.fine_tune, loaded, head, parts, layers=1)
     result = tune(rate=0.01, seed=1)
-    assert result["accuracy"] > 0.8 and 2 <= result["best_epoch"] <= 8
+    assert result["fine_tuned"] > 0.8 and 2 <= result["best_epoch"] <= 8
     trained = classification.choose_trained({"model": loaded.params, "bias_C": 1}, 1)
     layers = jax.tree.leaves(trained["model"].pop("layers"))
     assert all(each.ravel().tolist() == [0, 1] for each in layers)

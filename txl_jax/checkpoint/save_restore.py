@@ -81,7 +81,7 @@ def mute_orbax() -> None:
 
 def make_checkpointer() -> ocp.AsyncCheckpointer:
     """Returns orbax's checkpointer for the items of a checkpoint."""
-    # Folders are made at once, so that `save` reports a failure.
+    # Folders are made before `save` returns, which reports a failure.
     options = ocp.AsyncOptions(
         timeout_secs=LIMIT_SECONDS, create_directories_asynchronously=False
     )
@@ -225,7 +225,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def attempt(self, step: int) -> Iterator[None]:
-        """Reports an error of a save, and lets the run continue."""
+        """Reports an error, unless a device failed or a process was lost."""
         try:
             yield
         except (jax.errors.JaxRuntimeError, *save_errors()) as error:

@@ -106,14 +106,15 @@ def execute(command: Command, is_program: bool) -> tuple[int, str]:
 def session(mode: str, is_program: bool) -> Iterator[None]:
     """Shows messages, and raises UserError for errors that `explain` explains.
 
-    Settings of the whole process belong here: a user's program would keep them.
+    Settings of the process change in a program only: after a call from Python they
+    would persist.
     """
     with ExitStack() as stack:
         stack.enter_context(log_to_screen())
         if is_program:
             stack.push(distributed.exit_on_error)
             save_restore.mute_orbax()  # each of its errors is reported in one line
-            logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # and raised
+            logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # also raised
         try:
             yield
         except Exception as error:
@@ -123,9 +124,9 @@ def session(mode: str, is_program: bool) -> Iterator[None]:
 
 
 def start_processes(command: Command) -> None:
-    """Connects this process to the others, if any, and finds the devices of all."""
+    """Connects the processes of a run, finds devices, and sets up the process."""
     distributed.connect()
-    if command.mode not in ("train", "table"):  # their loop gets it from jax
+    if command.mode not in ("train", "table"):  # their loop ends after SIGTERM
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # `compile` needs no device, and libtpu prints errors without a TPU.
     if command.mode == "compile":

@@ -137,6 +137,7 @@ class Streams:
         return (random_B % self.count_B.astype(np.uint64)).astype(np.int64)
 
     def _segment(self, position: Position) -> tuple[np.ndarray, ...]:
+        """Returns the fields of a `Segment`, without the dimension S."""
         offset = position.token_offset
         slack = SLACK if self.varlen else 0
         width_L = np.arange(self.ext_len + self.tgt_len + slack)

@@ -28,7 +28,7 @@ from txl_jax.kernels.product import float32_product
 from txl_jax.kernels.xla import (
     MASKED,
     pad_front,
-    rel_shift,
+    realign,
     repeat_farthest,
     with_bias,
 )
@@ -232,7 +232,7 @@ Saved = tuple[Queries, Keys, Rows, Array, Array]  # with o_QHBXA and lse_QHBX
 
 def shift(x_HBXZ: Array, Y: int) -> Array:
     """Re-indexes a tile's scores from distance to key."""
-    return rel_shift(x_HBXZ)[..., :Y]
+    return realign(pad_front(x_HBXZ, 1))[..., :Y]
 
 
 def unshift(x_HBXY: Array, Z: int) -> Array:

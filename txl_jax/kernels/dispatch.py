@@ -15,8 +15,9 @@ KERNELS: dict[str, Kernel] = {
     "tpu": follow_mesh(fused.rel_attention),
 }
 
-# By device, the kernel with the fastest measured training step (docs/howto/gpus.md).
-# `auto` takes it where nothing is measured at the start, and `xla` on other devices.
+# By device, the kernel with the fastest measured training step (in the repository's
+# docs/howto/gpus.md). `auto` takes it where nothing is measured at the start, and `xla`
+# on other devices.
 FASTEST = {"NVIDIA H200": "cudnn"}
 
 

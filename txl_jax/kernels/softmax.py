@@ -16,6 +16,7 @@ tokens and Y rows of a block.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -139,7 +140,7 @@ ACCELERATOR = Limits(1 << 22, 1 << 12)
 # update of wt103_nvidia, and copied their condition to the host 1,042 times.
 GPU_SCORES, GPU_PART, GPU_ROWS = 1 << 28, 32, 1 << 18
 # Block sizes are multiples of this number if the limits allow.
-STEP = 8
+MULTIPLE = 8
 # Rare clusters have blocks for this many times the tokens that Zipf's law expects,
 # about twice the actual number: in WikiText-2, the words after the 10,000 most frequent
 # ones are 7.1 % of the tokens; the law says 10.8 %.
@@ -168,7 +169,7 @@ def zipf(V: int, cutoffs: tuple[int, ...]) -> list[float]:
     """
     ends = [math.log(end + 0.5) for end in (0, *cutoffs, V)]
     total = ends[-1] - ends[0]
-    return [(high - low) / total for low, high in zip(ends, ends[1:], strict=False)]
+    return [(high - low) / total for low, high in itertools.pairwise(ends)]
 
 
 def block_sizes(ends: tuple[int, ...], i: int, T: int, V: int) -> tuple[int, int, int]:
@@ -181,7 +182,7 @@ def block_sizes(ends: tuple[int, ...], i: int, T: int, V: int) -> tuple[int, int
     tokens, most = T, max(limits.scores // Y, 1)
     if i:
         share = zipf(ends[-1], ends[1:-1])[i]
-        tokens = min(math.ceil(SPARE * share * T / STEP) * STEP, T)
+        tokens = min(math.ceil(SPARE * share * T / MULTIPLE) * MULTIPLE, T)
         if not limits.fixed:
             most = min(-(-tokens // RARE_BLOCKS), most)
     X = equal_parts(tokens, most)
@@ -189,9 +190,9 @@ def block_sizes(ends: tuple[int, ...], i: int, T: int, V: int) -> tuple[int, int
 
 
 def equal_parts(size: int, most: int) -> int:
-    """Returns the size of the fewest parts of at most `most`, a multiple of STEP."""
+    """Returns the size of the fewest parts of at most `most`, rounded to MULTIPLE."""
     part = -(-size // -(-size // most))
-    return min(size, most, -(-part // STEP) * STEP)
+    return min(size, most, -(-part // MULTIPLE) * MULTIPLE)
 
 
 class Block(NamedTuple):
@@ -223,30 +224,32 @@ def over_blocks(
     origin = first_target(first, axis, table)
     T, V = len(target_T), len(table.bias_V)
     own_rows = min(high - low, V)
-    X, Y, fixed = block_sizes(ends, i, T, own_rows)
+    X, Y, fixed_blocks = block_sizes(ends, i, T, own_rows)
     start: Array | int = 0
     end: Array | int = T
     if i:
         start, end = ((target_T < n).sum() for n in (low, high))
 
-    def visit_rows(k: Array, carry: Carry) -> Carry:
-        begin = jnp.maximum(low - origin, 0) + k * Y
+    def visit_rows(row_block: Array, carry: Carry) -> Carry:
+        begin = jnp.maximum(low - origin, 0) + row_block * Y
         row, new_Y = place(begin, high - origin, Y, V)
         target_Y = jnp.where(new_Y, origin + row + jnp.arange(Y), -1)
         rows = Table(*(part(x, row, Y) for x in table))
 
-        def visit_tokens(k: Array, carry: Carry) -> Carry:
-            token, new_X = place(start + k * X, end, X, T)
+        def visit_tokens(token_block: Array, carry: Carry) -> Carry:
+            token, new_X = place(start + token_block * X, end, X, T)
             return visit(carry, Block(token, new_X, row, rows, target_Y))
 
-        if fixed:  # up to 4 blocks without a loop
-            unroll = min(fixed, 4)
-            carry = jax.lax.fori_loop(0, fixed, visit_tokens, carry, unroll=unroll)
+        if fixed_blocks:  # up to 4 without a loop
+            unroll = min(fixed_blocks, 4)
+            carry = jax.lax.fori_loop(
+                0, fixed_blocks, visit_tokens, carry, unroll=unroll
+            )
             if not i:
                 return carry
         # After fixed blocks, usually no token is left.
         blocks = (end - start + X - 1) // X
-        return jax.lax.fori_loop(fixed, blocks, visit_tokens, carry)
+        return jax.lax.fori_loop(fixed_blocks, blocks, visit_tokens, carry)
 
     return jax.lax.fori_loop(0, -(-own_rows // Y), visit_rows, carry)
 
@@ -301,7 +304,8 @@ def blockwise_sums(
 
     result = []
     for i, h_TE in enumerate(hidden):
-        # The first score replaces the sum of 1, which keeps other tokens finite.
+        # The sum starts at 1, so that its logarithm is finite for the tokens of other
+        # clusters; a token's first scores scale this 1 to 0.
         zero_T = jnp.zeros(len(target_T))
         stats = Stats(zero_T + MASKED, zero_T + 1, zero_T)
         visit = functools.partial(add, h_TE)

@@ -43,19 +43,21 @@ def rel_attention(operands: Operands) -> Array:
 
 def probabilities(operands: Operands) -> Array:
     """Returns the attention probabilities before dropout, [H, B, L, K] in float32."""
-    q_BLHA, k_BKHA, _, (r_RHA, u_HA, w_HA, bias_HR), oldest_BL, _ = operands
+    q_BLHA, k_BKHA, position = operands.q_BLHA, operands.k_BKHA, operands.position
+    r_RHA, bias_HR = position.r_RHA, position.bias_HR
     K, A = k_BKHA.shape[1], k_BKHA.shape[3]
     # With heads first, r is not copied for each stream, and no product of the size of
     # the scores is transposed.
-    content_HBLA, k_HBKA = heads_first(with_bias(q_BLHA, u_HA)), heads_first(k_BKHA)
+    content_HBLA = heads_first(with_bias(q_BLHA, position.u_HA))
+    k_HBKA = heads_first(k_BKHA)
     score_HBLK = float32_product("HBLA,HBKA->HBLK", content_HBLA, k_HBKA)
     if r_RHA is not None or bias_HR is not None:
-        position_HBLA = heads_first(with_bias(q_BLHA, w_HA))
+        position_HBLA = heads_first(with_bias(q_BLHA, position.w_HA))
         position_HBLY = position_scores(position_HBLA, r_RHA, bias_HR, K)
         far = K - position_HBLY.shape[-1]
         score_HBLK = score_HBLK.at[..., far:].add(position_HBLY)
     score_HBLK *= A**-0.5
-    score_HBLK = jnp.where(visible_BLK(oldest_BL, K), score_HBLK, MASKED)
+    score_HBLK = jnp.where(visible_BLK(operands.oldest_BL, K), score_HBLK, MASKED)
     return jax.nn.softmax(score_HBLK, axis=-1)
 
 
@@ -73,9 +75,9 @@ def position_scores(
     R = jax.tree.leaves((r_HRA, bias_HR))[0].shape[1]
     if R < K:
         r_HRA, bias_HR = jax.tree.map(lambda x: x - x[:, :1], (r_HRA, bias_HR))
-    # Y keys are nearer than R to some query. `realign` consumes one column of padding,
-    # and keys beyond R have score 0. Few such columns come from zero rows of r, which
-    # saves a copy of all scores.
+    # Only the Y newest keys are nearer than R to some query. Y - R + 1 columns of zeros
+    # come before the R: one that `realign` drops, and the distances from R on. If they
+    # are few, they are rows of zeros in r, because padding the scores copies them.
     Y = min(K, R + L - 1)
     zeros = Y - R + 1
     rows = zeros if 2 * zeros <= R else 0
@@ -88,20 +90,12 @@ def position_scores(
     return realign(pad_front(score_HBLZ, zeros - rows))
 
 
-def rel_shift(x_HBLR: Array) -> Array:
-    """Re-indexes scores from distance to key (Appendix B).
-
-    Input column c holds distance R - 1 - c; output column j of row i holds distance
-    i + M - j. Columns j > i + M (the future) hold garbage: mask them.
-    """
-    return realign(pad_front(x_HBLR, 1))
-
-
 def realign(x_HBLZ: Array) -> Array:
-    """Returns rows of Z - 1 columns: element (i, j) is (i, j + L - i) of x.
+    """Re-indexes scores from distance to key: element (i, j) is (i, j + L - i) of x.
 
-    The elements keep their order in memory, and only the length of a row changes. Past
-    the end of row i of x lies the start of row i + 1, which must be masked.
+    Column c of x holds distance Z - 1 - c. The elements keep their order in memory, and
+    only the length of a row changes (Appendix B). Past the end of row i of x lies the
+    start of row i + 1, for keys in the future, which must be masked.
     """
     H, B, L, Z = x_HBLZ.shape
     return x_HBLZ.reshape(H, B, Z, L)[:, :, 1:].reshape(H, B, L, Z - 1)

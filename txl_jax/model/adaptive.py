@@ -10,6 +10,7 @@ the first softmax.
 """
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -54,7 +55,7 @@ class EmbeddingAndSoftmax(nn.Module):
         config = self.config
         V, G = config.vocab_size, len(config.cutoffs)
         ends = (0, *config.cutoffs, V)
-        self.bounds = list(zip(ends, ends[1:], strict=False))
+        self.bounds = [*itertools.pairwise(ends)]
         self.tables = self._make_tables("table")
         if config.div_val == 1:
             self.projs = [self._make_proj("proj", 0)] * (G + 1)
@@ -67,7 +68,7 @@ class EmbeddingAndSoftmax(nn.Module):
             self.projs[i] if ties[i] else self._make_proj(f"out_proj_{i}", i)
             for i in range(G + 1)
         ]
-        # Replicated with separate tables, as in _make_tables.
+        # With separate tables it is replicated, as the rare tables are.
         letters = "." if len(self.tables) > 1 else "V"
         self.bias_V: Array = self.param("bias", normal(0, letters), (V,))
         if G:
@@ -86,7 +87,7 @@ class EmbeddingAndSoftmax(nn.Module):
             return [self.param(name, initial(config, "VE"), shape)]
         sizes = zip(self.bounds, config.embed_sizes, strict=True)
         return [
-            # Replicated: the sizes of rare clusters rarely divide over the mesh.
+            # Rare tables are replicated: their sizes rarely divide over the mesh.
             self.param(
                 f"{name}_{i}", initial(config, ".." if i else "VE"), (high - low, E)
             )
@@ -108,7 +109,7 @@ class EmbeddingAndSoftmax(nn.Module):
     def embed(self, tokens_BL: Array) -> Array:
         """Returns h_BLD: rows of the tables, projected, times sqrt(D)."""
         config = self.config
-        # If the compiler split this, the tables' gradients would gather the batch.
+        # Split by the compiler, the tables' gradients would gather the batch.
         shared = tuple(self.tables), tuple(self.projs)
         h_BLD = over_streams(self._rows, shared, jnp.asarray(tokens_BL))
         h_BLD *= jnp.asarray(config.d_model**0.5, config.compute_dtype)
@@ -223,7 +224,7 @@ def nll_of_streams(
     choice_TG = scores(hidden_TD.dtype, hidden[0], params.choice)
     lse_T = jnp.logaddexp(lse_T, jax.nn.logsumexp(choice_TG, axis=1))
     nll_T = lse_T - score_T
-    for i, (low, high) in enumerate(zip(ends[1:], ends[2:], strict=False)):
+    for i, (low, high) in enumerate(itertools.pairwise(ends[1:])):
         lse_T, score_T = sums[i + 1]
         rare_T = lse_T - score_T - choice_TG[:, i]
         nll_T += jnp.where((low <= target_T) & (target_T < high), rare_T, 0)

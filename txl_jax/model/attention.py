@@ -51,7 +51,7 @@ project.defvjp(_forward, _backward)
 
 
 class Attention(nn.Module):
-    """The attention sublayer: projections, kernel, output, residual and LayerNorm."""
+    """The attention sublayer: projections, kernel, output, residual and norm."""
 
     config: ModelConfig
 

@@ -22,8 +22,8 @@ ACTIVATIONS = {"geglu": nn.gelu, "swiglu": nn.silu}
 class FeedForward(nn.Module):
     """The position-wise sublayer: two linear layers with a ReLU, and the residual.
 
-    With a gate (Shazeer 2020), a third layer's activation scales the hidden features
-    instead of the ReLU.
+    With a gate (Shazeer 2020), the activation of a third layer multiplies the hidden
+    features, and there is no ReLU.
     """
 
     config: ModelConfig

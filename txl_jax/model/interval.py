@@ -35,36 +35,6 @@ class Call(NamedTuple):
     writes: Writes | None
 
 
-class State(Protocol):
-    """What fast weights know of a document."""
-
-    @property
-    def read_B(self) -> Array:
-        """The number of tokens read of the document, at most M + 1 (int32)."""
-
-
-class MemoryLike(Protocol):
-    """The memory of all layers between calls, of states or of keys and values."""
-
-    @property
-    def mem_len(self) -> int:
-        """The length M."""
-
-    @property
-    def filled_B(self) -> Array:
-        """The number of visible slots; see `memory.Memory`."""
-
-    @property
-    def fast(self) -> State | None:
-        """The state of the fast weights."""
-
-    def show_zeros(self, where_B: Array) -> Self:
-        """Returns the memory with visible zeros in the streams where_B (bool)."""
-
-
-AnyMemory = TypeVar("AnyMemory", bound=MemoryLike)
-
-
 def initially_filled(config: ModelConfig, batch_size: int, M: int) -> Array:
     """Returns filled_B of a cold start: 0, or M with initial_memory = "zeros"."""
     filled = M if config.initial_memory == "zeros" else 0
@@ -102,6 +72,36 @@ def count_filled(filled_B: Array, M: int, length_B: Array, first_BL: Array) -> A
     """Returns the number of visible slots after a segment with length_B real tokens."""
     of_document_B = length_B - last_start(length_B, first_BL)
     return jnp.minimum(jnp.minimum(filled_B + length_B, of_document_B), M)
+
+
+class FastStateLike(Protocol):
+    """What fast weights know of a document."""
+
+    @property
+    def read_B(self) -> Array:
+        """The number of tokens read of the document, at most M + 1 (int32)."""
+
+
+class MemoryLike(Protocol):
+    """The memory of all layers between calls, of states or of keys and values."""
+
+    @property
+    def mem_len(self) -> int:
+        """The length M."""
+
+    @property
+    def filled_B(self) -> Array:
+        """The number of visible slots; see `memory.Memory`."""
+
+    @property
+    def fast(self) -> FastStateLike | None:
+        """The state of the fast weights."""
+
+    def show_zeros(self, where_B: Array) -> Self:
+        """Returns the memory with visible zeros in the streams where_B (bool)."""
+
+
+AnyMemory = TypeVar("AnyMemory", bound=MemoryLike)
 
 
 def start_call(
@@ -148,11 +148,9 @@ def find_oldest(
     oldest_BL = jnp.broadcast_to(M - filled_B[:, None], (filled_B.shape[0], L))
     start_BL = jax.lax.cummax(jnp.where(first_BL, query_L + M, 0), axis=1)
     oldest_BL = jnp.maximum(oldest_BL, start_BL)
-    # With same_length a query never sees beyond M keys: segment boundaries exclude
-    # nothing more.
     if keys_per_query:
-        return jnp.maximum(oldest_BL, query_L + M + 1 - keys_per_query)
-    if 0 < segment_len < L:
+        oldest_BL = jnp.maximum(oldest_BL, query_L + M + 1 - keys_per_query)
+    elif 0 < segment_len < L:  # keys_per_query excludes more
         oldest_BL = jnp.maximum(oldest_BL, query_L // segment_len * segment_len)
     return oldest_BL
 
@@ -171,7 +169,8 @@ def find_writes(read_B: Array, M: int, first_BL: Array, length_B: Array) -> Writ
     L = first_BL.shape[1]
     step_L = jnp.arange(L)
     is_real_BL = step_L < length_B[:, None]
-    # The document's first key; -1 if it has already left.
+    # The document's first key; -1 if it has already left. read_B counts to M + 1: with
+    # one slot more, and key j at slot j + 1.
     oldest_BL = find_oldest(read_B, first_BL, M + 1, L, 0) - 1
     return Writes(
         is_real_BL & (step_L >= oldest_BL), step_L == oldest_BL, first_BL & is_real_BL

@@ -60,6 +60,7 @@ class Memory:
         """The layers' memories, stacked."""
         # Stopped before the scan: inside it, the backward pass would store each layer's
         # memory.
+        # The scan removes N.
         layers = LayerMemory(self.h_NBMD, self.fast.layers if self.fast else None)
         return jax.lax.stop_gradient(layers)
 
@@ -105,4 +106,5 @@ class Memory:
             lambda h: h,
             self.h_NBMD,
         )
-        return Memory(h_NBMD, jnp.where(where_B, self.mem_len, self.filled_B))
+        filled_B = jnp.where(where_B, self.mem_len, self.filled_B)
+        return Memory(h_NBMD, filled_B, self.fast)

@@ -170,12 +170,12 @@ def rotate_queries_and_keys(config: ModelConfig, operands: Operands) -> Operands
 
     Positions count from the oldest key, so they never grow with the text.
     """
-    turn = SCHEMES[config.position].rotate
-    if turn is None:
+    rotation = SCHEMES[config.position].rotate
+    if rotation is None:
         return operands
     q_BLHA, k_BKHA = operands.q_BLHA, operands.k_BKHA
     position_K = jnp.arange(k_BKHA.shape[1])
     return operands._replace(
-        q_BLHA=turn(q_BLHA, position_K[-q_BLHA.shape[1] :]),
-        k_BKHA=turn(k_BKHA, position_K),
+        q_BLHA=rotation(q_BLHA, position_K[-q_BLHA.shape[1] :]),
+        k_BKHA=rotation(k_BKHA, position_K),
     )

@@ -154,7 +154,3 @@ class OptimConfig(Section, name="optim", modes=TRAINING, roles=Role.IDENTITY):
         help="Averages parameters from this update on, and evaluates the average "
         "(ASGD). 0 is off.",
     )
-
-    def __post_init__(self) -> None:
-        """Raises UserError for an impossible value or combination."""
-        super().__post_init__()

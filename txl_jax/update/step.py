@@ -54,8 +54,8 @@ class Sums(NamedTuple):
 
 
 Carry = tuple[Sums, Memory]
-# (memory, segment, key) -> ((nll, (tokens, memory)), gradients), as `nll_sum`
-Differentiate = Callable[[Memory, OneSegment, Array], Any]
+Loss = tuple[Array, tuple[Array, Memory]]  # see `nll_sum`
+Differentiate = Callable[[Memory, OneSegment, Array], tuple[Loss, Params]]
 
 
 def make_updater(
@@ -99,7 +99,7 @@ class TrainStep:
         """Makes one update; its loss is the mean nll of the scored tokens, in nats.
 
         An update whose loss or gradient norm is not finite is skipped: it changes only
-        the memory, which it empties, and the step count.
+        the memory, which it empties, and the counts of steps and of skipped updates.
         """
         key = jax.random.fold_in(state.rng, state.step)
         sums, memory = sum_gradients(
@@ -178,25 +178,25 @@ def sum_gradients(
 ) -> Carry:
     """Returns (the sums over the segments of an update, the memory after them).
 
-    With one part, gradients have the dtypes that `cast_layers` gives; with several, the
-    parameters'.
+    If an update is one segment of one chunk, gradients have the dtypes that
+    `cast_layers` gives; otherwise the parameters'.
     """
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
     cast = cast_layers(params, model.config.compute_dtype)
     loss = functools.partial(nll_sum, model, segment_len=segment_len)
     differentiate = functools.partial(jax.value_and_grad(loss, has_aux=True), cast)
-    add = functools.partial(add_chunk, differentiate, key)
+    add_next = functools.partial(add_chunk, differentiate, key)
     C, zero = config.batch_chunk, jnp.zeros(())
     parts = C * len(segments.length_SB)
     zeros = jax.tree.map(jnp.zeros_like, params if parts > 1 else cast)
     sums = Sums(zero, zero, zeros)
     if C == 1:
-        return add(sums, (0, memory, segments))
+        return add_next(sums, (0, memory, segments))
     axes = stream_dimension((memory, segments))
     split = functools.partial(split_streams, C=C)
     chunks = jax.tree.map(split, (memory, segments), axes)
-    sums, memory = jax.lax.scan(add, sums, (jnp.arange(C), *chunks))
+    sums, memory = jax.lax.scan(add_next, sums, (jnp.arange(C), *chunks))
     return sums, jax.tree.map(join_streams, memory, axes[0])
 
 
@@ -208,12 +208,12 @@ def add_chunk(
 ) -> Carry:
     """Adds the sums of one chunk, given as (number, memory, segments)."""
     c, memory, segments = chunk
-    add = functools.partial(add_segment, differentiate, key, c)
+    add_next = functools.partial(add_segment, differentiate, key, c)
     J = len(segments.length_SB)
     if J == 1:
-        return add((sums, memory), (0, only(segments)))[0]
+        return add_next((sums, memory), (0, only(segments)))[0]
     each = jnp.arange(J), OneSegment._make(segments)
-    return jax.lax.scan(add, (sums, memory), each)[0]
+    return jax.lax.scan(add_next, (sums, memory), each)[0]
 
 
 def add_segment(
@@ -239,7 +239,7 @@ def nll_sum(
     segment: OneSegment,
     key: Array,
     segment_len: int = 0,
-) -> tuple[Array, tuple[Array, Memory]]:
+) -> Loss:
     """Returns (nll of a segment's scored tokens in nats, (tokens, memory)).
 
     tokens: the number of scored tokens. segment_len: see `TransformerXL.__call__`.

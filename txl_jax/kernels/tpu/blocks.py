@@ -2,9 +2,10 @@
 
 Queries, keys and distances are cut into tiles of T, with all padding in front, so that
 query tile i has its diagonal in key tile i + nk - nq, and d tiles further back it needs
-the tile nk - 1 - d of the distances, whatever i (`docs/tpu_kernel.md` has a picture). A
-tile is padded, again in front, to W lanes, the next multiple of 128. A tile of queries
-also has Z = W lanes, unless all queries fit in one tile: then Z is L rounded up to 128.
+the tile nk - 1 - d of the distances, whatever i (the repository's docs/tpu_kernel.md
+has a picture). A tile is padded, again in front, to W lanes, the next multiple of 128.
+A tile of queries also has Z = W lanes, unless all queries fit in one tile: then Z is L
+rounded up to 128.
 
 The walk back from the diagonal ends at d = `deepest`, the tile of the query tile's
 smallest `oldest`. Tiles 1 to `clear` are inside the interval of every query and need no

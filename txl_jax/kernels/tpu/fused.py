@@ -1,7 +1,7 @@
 """Relative attention for TPUs of v5e and later: two fused kernels (section 3.3).
 
 Scores, their shift, softmax, dropout and the product with the values stay in VMEM, tile
-by tile. `docs/tpu_kernel.md` describes the parts.
+by tile. The repository's docs/tpu_kernel.md describes the parts.
 
 Dims: R = K distances; C, Q and P as in `blocks`.
 """
