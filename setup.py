@@ -79,7 +79,7 @@ class SourceDistribution(sdist):
         for folder in ("experiments", "tests", "launch", "docs", ".ci", ".github"):
             for path in (HERE / folder).rglob("*"):
                 parts = path.relative_to(HERE).parts
-                if path.is_file() and not {"__pycache__", "_build"} & {*parts}:
+                if path.is_file() and not {"__pycache__", "_build", "runs"} & {*parts}:
                     self.filelist.append("/".join(parts))
         for name in ("CHANGELOG.md", "CITATION.cff"):
             self.filelist.append(name)

@@ -1,17 +1,19 @@
-"""Outputs that documentation shows."""
+"""Outputs that documentation and notebooks show."""
 
 import re
 
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 
 
-def assert_shown(printed: str, shown: str, digits: int = 1) -> None:
-    """Asserts that the words agree, and numbers up to some units of the last digit.
+def assert_shown(printed: str, shown: str, relative: float = 0.0) -> None:
+    """Asserts that the words agree, and the numbers up to rounding.
 
-    Rounding differs between processors; integers below 1,000 must be equal.
+    The last decimal place may differ by 1, or a number by `relative`.
     """
-    assert NUMBER.sub("0", printed).split() == NUMBER.sub("0", shown).split(), printed
+    words = [NUMBER.sub("0", text).split() for text in (printed, shown)]
+    assert words[0] == words[1], printed
     for new, old in zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True):
-        unit = 10.0 ** -len(old.partition(".")[2])
-        allowed = digits * unit if "." in old else 0.0
-        assert abs(float(new) - float(old)) <= 1.01 * allowed, printed
+        places = len(old.partition(".")[2])
+        rounding = 1.01 * 10**-places if places else 0.0
+        new, old = (float(x.replace(",", "")) for x in (new, old))
+        assert abs(new - old) <= max(rounding, relative * abs(old)), printed
