@@ -56,8 +56,8 @@ def in_sequence(config: ModelConfig, G: int) -> Sums:
         nll = jnp.zeros(())
         for s in range(G):
             segment = jax.tree.map(lambda x, s=s: x[s], OneSegment._make(half))
-            one, (_, memory) = nll_sum(model, params, memory, segment, key)
-            nll += one
+            one, outcome = nll_sum(model, params, memory, segment, key)
+            nll, memory = nll + one, outcome.memory
         return nll, memory
 
     with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:

@@ -60,8 +60,9 @@ def gradient(
     """Returns (gradient of the mean nll, summed nll, memory) of one segment."""
     nll_of = functools.partial(nll_sum, TransformerXL(config))
     grad = jax.value_and_grad(nll_of, has_aux=True)
-    (nll, (tokens, memory)), grads = grad(params, memory, segment, jax.random.key(0))
-    return jax.tree.map(lambda g: g / jnp.maximum(tokens, 1), grads), nll, memory
+    (nll, outcome), grads = grad(params, memory, segment, jax.random.key(0))
+    tokens = jnp.maximum(outcome.tokens, 1)
+    return jax.tree.map(lambda g: g / tokens, grads), nll, outcome.memory
 
 
 def add_squares(

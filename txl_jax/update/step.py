@@ -53,8 +53,15 @@ class Sums(NamedTuple):
     grads: Params
 
 
+class Outcome(NamedTuple):
+    """What a segment has besides its loss."""
+
+    tokens: Array  # the number of scored tokens
+    memory: Memory  # after the segment
+
+
 Carry = tuple[Sums, Memory]
-Loss = tuple[Array, tuple[Array, Memory]]  # see `nll_sum`
+Loss = tuple[Array, Outcome]  # see `nll_sum`
 Differentiate = Callable[[Memory, OneSegment, Array], tuple[Loss, Params]]
 
 
@@ -227,9 +234,9 @@ def add_segment(
     (sums, memory), (j, segment) = carry, numbered
     key = jax.random.fold_in(jax.random.fold_in(key, j), c)
     with jax.named_scope("forward_and_backward"):
-        (nll, (tokens, memory)), grads = differentiate(memory, segment, key)
-    sums = jax.tree.map(jnp.add, sums, Sums(nll, tokens, grads))
-    return (sums, memory), None
+        (nll, outcome), grads = differentiate(memory, segment, key)
+    sums = jax.tree.map(jnp.add, sums, Sums(nll, outcome.tokens, grads))
+    return (sums, outcome.memory), None
 
 
 def nll_sum(
@@ -240,9 +247,9 @@ def nll_sum(
     key: Array,
     segment_len: int = 0,
 ) -> Loss:
-    """Returns (nll of a segment's scored tokens in nats, (tokens, memory)).
+    """Returns (nll of a segment's scored tokens in nats, its outcome).
 
-    tokens: the number of scored tokens. segment_len: see `TransformerXL.__call__`.
+    segment_len: see `TransformerXL.__call__`.
     """
     result: Any = model.apply(
         {"params": params},
@@ -256,7 +263,7 @@ def nll_sum(
         rngs={"dropout": key},
     )
     (nll_BL, memory), weights_BL = result, segment.weights_BL
-    return jnp.sum(nll_BL * weights_BL), (jnp.sum(weights_BL), memory)
+    return jnp.sum(nll_BL * weights_BL), Outcome(jnp.sum(weights_BL), memory)
 
 
 def cast_layers(params: Params, dtype: DTypeLike) -> Params:
