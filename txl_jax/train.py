@@ -115,11 +115,11 @@ class Run:
         rows = host_rows(self.mesh, config.train.batch_size, "train.batch_size")
         self.streams = make_streams(config, train_tokens, rows, ids)
         host_rows(self.mesh, config.eval.streams, "eval.streams")
-        models, self.kernel_rows = choose_kernels(config, workdir, self.mesh)
-        model, eval_model = models
-        self.updater = make_updater(model, config.train, config.optim, self.mesh)
+        chosen = choose_kernels(config, workdir, self.mesh)
+        (model_config, eval_config), self.kernel_rows = chosen
+        self.updater = make_updater(model_config, config.train, config.optim, self.mesh)
         self.evaluate = make_evaluate(
-            eval_model, config.eval, self.mesh, reset_memory_at=ids.eval_reset
+            eval_config, config.eval, self.mesh, reset_memory_at=ids.eval_reset
         )
         self.valid_tokens = valid_tokens
         self.params: Params | None = None  # of a fresh run; None = random
@@ -158,8 +158,9 @@ class Run:
         BadNumbers if MOST_SKIPPED updates in a row are skipped. A resumed run repeats
         an interrupted validation.
 
-        The metrics of a call are fetched after the next call has been dispatched, so
-        the devices never wait for the host. Before a save, all have been fetched.
+        A step is an update, and a call of `updater.step` makes several. Its metrics are
+        fetched after the next call has been dispatched, so the devices wait for the
+        host at validations and saves only, before which all are fetched.
         """
         started, train = time.perf_counter(), self.config.train
         with ExitStack() as stack:
@@ -337,7 +338,7 @@ class Run:
 
 
 def fetch(metrics: Metrics) -> list[Json]:
-    """Waits for a call's metrics by update: the loop's only transfer to the host."""
+    """Waits for a call's metrics by update: the only transfer between validations."""
     host = jax.device_get(metrics)
     updates: list[Json] = [
         {name: values[u].item() for name, values in host.items()}

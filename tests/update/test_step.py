@@ -24,7 +24,7 @@ from txl_jax.model.txl import TransformerXL
 from txl_jax.update.optim import make_average, make_optimizer, make_schedule
 from txl_jax.update.options import OptimConfig, TrainConfig
 from txl_jax.update.state import Average, TrainState
-from txl_jax.update.step import TrainStep, nll_sum, sum_gradients
+from txl_jax.update.step import TrainStep, cast_layers, nll_sum, sum_gradients
 
 B, L, G, C = 4, 4, 2, 2
 PARAMS: Any = tiny.make_params()
@@ -214,6 +214,13 @@ def test_casting_the_layers_first_keeps_bfloat16_gradients() -> None:
     tiny.assert_close(whole, expected, tiny.BFLOAT16)
     parts = jax.eval_shape(functools.partial(grads, parts=C), one)
     assert {x.dtype for x in jax.tree.leaves(parts)} == {jnp.dtype("float32")}
+
+
+def test_the_matrices_of_fast_weights_are_not_rounded() -> None:
+    params = tiny.make_params(dataclasses.replace(PLAIN, **tiny.FAST))
+    cast = cast_layers(params, jnp.bfloat16)["layers"]["attention"]
+    assert cast["q"].dtype == jnp.bfloat16
+    tiny.assert_equal(cast["fast"], params["layers"]["attention"]["fast"])
 
 
 def poison_memory(state: TrainState) -> TrainState:

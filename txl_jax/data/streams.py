@@ -1,8 +1,9 @@
 """Contiguous streams over a token file, cut into segments (section 3.2).
 
-A split of N tokens makes N - 1 pairs (input, target), each scored once: every token
-but the very first is a target. Stream b holds the pairs [b (N-1) / B, (b+1) (N-1) / B),
-so its first input is the last token of stream b - 1 and lengths differ by at most one.
+A split of N tokens makes N - 1 pairs (input, target): every token but the very first is
+a target. Each is read once in an epoch, and scored unless an option excludes it. Stream
+b holds the pairs [b (N-1) / B, (b+1) (N-1) / B), so its first input is the last token
+of stream b - 1 and lengths differ by at most one.
 
 An epoch's text is the file, or a permutation of its sentences (One Billion Word):
 nothing is dropped, no token is copied, and any position can be read directly.
@@ -89,8 +90,8 @@ class Streams:
         self.tokens = np.asarray(self.tokens)  # indexing a np.memmap itself is slower
         # Python integers: B x tokens exceeds 2^31 in the published runs.
         bounds = np.array([b * pairs // batch_size for b in range(batch_size + 1)])
-        # For each row: its stream, and the places in the split where its pairs start,
-        # begin to form segments, begin to be scored, and end.
+        # For each row: its stream, and the places in the split where its pairs begin to
+        # be scored, end, start, and begin to form segments.
         self.stream_B = np.arange(batch_size, dtype=np.uint64)[self.rows]
         self.scored_from_B = bounds[:-1][self.rows]
         self.end_B = bounds[1:][self.rows]
@@ -142,6 +143,7 @@ class Streams:
         slack = SLACK if self.varlen else 0
         width_L = np.arange(self.ext_len + self.tgt_len + slack)
         new_B = np.clip(self.count_B - offset, 0, self.length(position))
+        # Earlier tokens before a stream's first pair; in training there are none.
         lead_B = self.new_from_B - self.start_B
         context_B = np.minimum(self.ext_len, lead_B + offset)
         length_B = np.where(new_B > 0, context_B + new_B, 0)

@@ -4,9 +4,9 @@ A small vocabulary is one product and a log-sum-exp. With clusters (Grave et al.
 or for more scores than `PLAIN_SCORES`, scores exist only in blocks, until an online
 softmax has summed them; the backward pass recomputes them.
 
-Tokens are sorted by target, so those of a rare cluster are a range. Its length is known
-only at run time and determines the number of blocks: shapes are static, the cost
-follows the number of tokens in each cluster, and no token is dropped.
+With clusters, tokens are sorted by target, so those of a rare cluster are a range. Its
+length is known only at run time and determines the number of blocks: shapes are static,
+the cost follows the number of tokens in each cluster, and no token is dropped.
 
 The rows of a table may be sharded over a mesh axis whose devices all have the same
 tokens. Each device sums its own rows, and one reduction per cluster follows.
@@ -135,7 +135,7 @@ CPU = Limits(1 << 20, 1 << 12)
 # device's memory and the core, about 10 E bytes per row. With 1,024 tokens this is less
 # than the traffic of the scores for E up to about 2,000.
 ACCELERATOR = Limits(1 << 22, 1 << 12)
-# The scores of a block on a GPU take 1 GiB, or 1/32 of a memory below 32 GiB. On one
+# The scores of a block on a GPU take at most 1 GiB, or 1/32 of a smaller memory. On one
 # H200, small blocks in loops whose length only the device knew took a third of an
 # update of wt103_nvidia, and copied their condition to the host 1,042 times.
 GPU_SCORES, GPU_PART, GPU_ROWS = 1 << 28, 32, 1 << 18

@@ -87,7 +87,7 @@ class EmbeddingAndSoftmax(nn.Module):
             return [self.param(name, initial(config, "VE"), shape)]
         sizes = zip(self.bounds, config.embed_sizes, strict=True)
         return [
-            # Rare tables are replicated: their sizes rarely divide over the mesh.
+            # Rare tables are stored whole: their sizes rarely divide over the mesh.
             self.param(
                 f"{name}_{i}", initial(config, ".." if i else "VE"), (high - low, E)
             )
@@ -109,7 +109,7 @@ class EmbeddingAndSoftmax(nn.Module):
     def embed(self, tokens_BL: Array) -> Array:
         """Returns h_BLD: rows of the tables, projected, times sqrt(D)."""
         config = self.config
-        # Split by the compiler, the tables' gradients would gather the batch.
+        # Split by the compiler, this would gather the batch for the tables' gradients.
         shared = tuple(self.tables), tuple(self.projs)
         h_BLD = over_streams(self._rows, shared, jnp.asarray(tokens_BL))
         h_BLD *= jnp.asarray(config.d_model**0.5, config.compute_dtype)

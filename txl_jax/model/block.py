@@ -44,7 +44,8 @@ class FeedForward(nn.Module):
 
         norm = feature_norm(config, name="norm")
         x_BLD = norm(h_BLD) if config.pre_lnorm else h_BLD
-        # Also named before the ReLU: without dropout its backward pass uses this.
+        # `Dropout` applies the ReLU and names its result; without dropout, the backward
+        # pass uses this one.
         x_BLF = checkpoint_name(linear("in", "DF")(x_BLD), "hidden")
         if config.gated:
             activation = ACTIVATIONS[config.feed_forward]

@@ -83,7 +83,7 @@ class FastStateLike(Protocol):
 
 
 class MemoryLike(Protocol):
-    """The memory of all layers between calls, of states or of keys and values."""
+    """The memory between calls: `Memory`, `KeyValueMemory` or `RingMemory`."""
 
     @property
     def mem_len(self) -> int:
@@ -169,8 +169,8 @@ def find_writes(read_B: Array, M: int, first_BL: Array, length_B: Array) -> Writ
     L = first_BL.shape[1]
     step_L = jnp.arange(L)
     is_real_BL = step_L < length_B[:, None]
-    # The document's first key; -1 if it has already left. read_B counts to M + 1: with
-    # one slot more, and key j at slot j + 1.
+    # The document's first key; -1 if it has already left. In a memory with one slot
+    # more, as many as read_B counts, key j is slot j + 1.
     oldest_BL = find_oldest(read_B, first_BL, M + 1, L, 0) - 1
     return Writes(
         is_real_BL & (step_L >= oldest_BL), step_L == oldest_BL, first_BL & is_real_BL

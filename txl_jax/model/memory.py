@@ -58,9 +58,8 @@ class Memory:
     @property
     def layers(self) -> LayerMemory:
         """The layers' memories, stacked."""
-        # Stopped before the scan: inside it, the backward pass would store each layer's
-        # memory.
-        # The scan removes N.
+        # Stopped before the scan over layers, which removes N: inside it, the backward
+        # pass would store each layer's memory.
         layers = LayerMemory(self.h_NBMD, self.fast.layers if self.fast else None)
         return jax.lax.stop_gradient(layers)
 

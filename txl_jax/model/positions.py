@@ -3,7 +3,7 @@
 Relative schemes (section 3.3) depend on distances only, so tokens may move from a
 segment into the memory. Absolute schemes number a segment's tokens from 0.
 
-Dims: P learned positions, X tokens of a memory and a segment.
+Dims: P learned positions, X queries or keys.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Scheme(NamedTuple):
 
     biases: names of the parameters created outside the layers, [H, A].
     untied: each layer has its own biases, regardless of untie_r.
-    encoding: (config, K) -> R_RD, shared by all layers, dropped out like embeddings.
+    encoding: (config, K) -> R_RD, shared by all layers, with dropout.
     terms: (config, make, R_RD, biases, K) -> PositionTerms of a layer.
     embeddings: (config, L) -> rows [L, D] added to the scaled embeddings.
     inputs: (config, make, L) -> rows [L, D] added to a layer's input.

@@ -40,7 +40,7 @@ class OneSegment(NamedTuple):
 
 
 def only(segments: Segment) -> OneSegment:
-    """Returns the only segment of a call."""
+    """Returns the segment of a `Segment` with S = 1."""
     return OneSegment(*(x[0] for x in segments))
 
 

@@ -137,7 +137,7 @@ def count_unrolled(config: ModelConfig) -> int:
 
 
 def rematerialize(block: type[nn.Module], config: ModelConfig) -> type[nn.Module]:
-    """Returns a layer that keeps only its input and what `model.remat_policy` names.
+    """Returns the layer, which keeps what `model.remat_policy` says for its gradient.
 
     `jax.ad_checkpoint.checkpoint_name` gives its arrays these names.
     """

@@ -23,7 +23,7 @@ from txl_jax.sharding.rules import Tree, abstract, letters, sharding, shardings
 
 @flax.struct.dataclass
 class Average:
-    """The mean of the parameters after `count` (int32) updates."""
+    """The mean of the parameters over `count` (int32) updates; if 0, the newest."""
 
     params: Params
     count: Array
@@ -152,7 +152,7 @@ def init_state(
         )
 
     def without_empty(box: Tree) -> Tree:
-        """Unboxes the places of parameters that a part of the optimizer lacks."""
+        """Unboxes the places of parameters that a part of the optimizer leaves out."""
         return box if jax.tree.leaves(box) else nn.unbox(box)
 
     is_box = nn.meta.is_axis_metadata

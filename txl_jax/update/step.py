@@ -105,6 +105,8 @@ class TrainStep:
     ) -> tuple[TrainState, Metrics]:
         """Makes one update; its loss is the mean nll of the scored tokens, in nats.
 
+        segments: those of the update, S = segments_per_update.
+
         An update whose loss or gradient norm is not finite is skipped: it changes only
         the memory, which it empties, and the counts of steps and of skipped updates.
         """
@@ -269,14 +271,16 @@ def nll_sum(
 def cast_layers(params: Params, dtype: DTypeLike) -> Params:
     """Returns the parameters with the layers' matrices in dtype.
 
-    The layers use them in this type only. Inside the scan over layers, each pass would
-    cast them again.
+    The layers use them in this type only, but for those of fast weights, which stay as
+    they are. Inside the scan over layers, each pass would cast them again.
     """
 
-    def cast(x_N: Array) -> Array:
-        return x_N.astype(dtype) if x_N.ndim > 2 else x_N
+    def cast(path: jax.tree_util.KeyPath, x_N: Array) -> Array:
+        is_exact = x_N.ndim < 3 or jax.tree_util.DictKey("fast") in path
+        return x_N if is_exact else x_N.astype(dtype)
 
-    return {**params, "layers": jax.tree.map(cast, params["layers"])}
+    layers = jax.tree_util.tree_map_with_path(cast, params["layers"])
+    return {**params, "layers": layers}
 
 
 def stream_dimension(tree: Tree) -> Tree:
