@@ -15,6 +15,11 @@ assert VERSION
 # OWNER stands for the publishing account, here and in the notebooks: CONTRIBUTING.md.
 REPOSITORY = "https://github.com/OWNER/txl_jax"
 
+# The README on a package registry's page, whose links have to name the repository.
+README = (HERE / "README.md").read_text("utf-8")
+README = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{REPOSITORY}/raw/main/", README)
+README = re.sub(r"\]\((?!https?:|#)", f"]({REPOSITORY}/blob/main/", README)
+
 # Lower bounds are the oldest releases that the tests ran on, or that have what the
 # comments name. There are no upper bounds: jax 0.10.1 is the last for Python 3.11, and
 # newer Pythons resolve to newer releases of everything.
@@ -90,7 +95,7 @@ setup(
     name="txl_jax",
     version=VERSION[1],
     description="Transformer-XL in JAX: training, evaluation and generation.",
-    long_description=(HERE / "README.md").read_text("utf-8"),
+    long_description=README,
     long_description_content_type="text/markdown",
     author="the txl_jax authors",
     url=REPOSITORY,

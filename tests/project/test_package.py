@@ -92,6 +92,9 @@ def test_a_wheel_runs_the_quickstart_from_an_empty_folder(tmp_path: Path) -> Non
     assert all("/" not in name for name in left_out), "such as .gitignore"
     (wheel,) = tmp_path.glob("*.whl")
     run(python, "-m", "pip", "install", "--quiet", wheel, where=tmp_path)
+    metadata = "import importlib.metadata as m; print(m.metadata('txl_jax'))"
+    links = re.findall(r"\]\((\S+)\)", run(python, "-c", metadata, where=empty))
+    assert len(links) > 20 and all(x.startswith("https://") for x in links)
     flags = ["--config=quickstart", f"--config.data.data_dir={tmp_path / 'data'}"]
     txl = tmp_path / "user" / "bin" / "txl"
     out = run(txl, *flags, *SMALL.split(), where=empty)
