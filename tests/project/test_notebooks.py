@@ -73,6 +73,7 @@ def printed(cell: NotebookNode) -> str:
 
 
 @pytest.mark.long
+@pytest.mark.exact_bits
 def test_executed_notebooks_show_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
