@@ -14,6 +14,12 @@ from txl_jax.paper.options import KINDS, TASKS
 
 FOLDER = ROOT / "experiments/logs"
 
+# Table 3 of Morad et al. 2023, copied from github.com/bryjudy/fly-critic.
+REPEAT_PREVIOUS = (
+    ("POPGym's GRU", "1.00", "-0.32", "-0.43"),
+    ("POPGym's best of 13 memories", "1.00", "0.79 (LMU)", "0.19 (LMU)"),
+)
+
 
 def read(name: str) -> dict[str, Any]:
     """Returns a committed result."""
@@ -238,6 +244,22 @@ def mazes(name: str) -> str:
     if len(result["cells"]) < total:
         rows += f"\n**{len(result['cells'])} of {total} trainings are finished.**\n"
     return rows
+
+
+def repeat_previous(name: str) -> str:
+    """Returns the highest mean returns of agents by difficulty, and published ones."""
+    result, found = read(name), collections.defaultdict(list)
+    for cell in result["cells"]:
+        found[cell["agent"], cell["length"]].append(cell)
+    lines = []
+    for agent in result["agents"]:
+        cells = [found[agent, length] for length in result["lengths"]]
+        (steps,) = {x["steps"] for each in cells for x in each}
+        returns = [spread([x["max_return"] for x in each], 2) for each in cells]
+        lines.append((agent, f"{steps / 1e6:.1f} M", *returns))
+    lines += ((agent, "15 M", *returns) for agent, *returns in REPEAT_PREVIOUS)
+    heads = "Easy (k = 4)", "Medium (32)", "Hard (64)"
+    return table(("agent", "steps", *heads), lines)
 
 
 def spread(values: list[float], digits: int) -> str:

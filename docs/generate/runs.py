@@ -105,10 +105,18 @@ RUNS = (
     Run(
         "Agents in a T-maze",
         "tutorial/reinforcement_learning.md",
-        "experiments.rl.mazes",
+        "experiments.rl.mazes\n",
         ("logs/rl_mazes.json",),
         5,
         "unfinished: the page lists the lengths",
+    ),
+    Run(
+        "Agents that repeat cards",
+        "tutorial/reinforcement_learning.md",
+        "--environment=repeat_previous",
+        ("logs/rl_repeat_previous.json",),
+        3,
+        "beside other work",
     ),
     Run(
         "Training beside Hugging Face's port",
