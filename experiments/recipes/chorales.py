@@ -5,7 +5,7 @@
 
 music21 has them as scores, whose encodings may be restricted to uses that are not
 commercial (music21/corpus/license.txt). An upbeat ends a full bar; repeats are not
-played.
+played. This takes some minutes.
 """
 
 import sys
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from etils import epy
+
+from txl_jax.report.progress import Progress
 
 from ..figures import program
 
@@ -24,13 +26,16 @@ def write(folder: Path) -> dict[str, Any]:
     """Writes FOLDER/NUMBER.mid."""
     pieces = corpus.chorales.Iterator()
     folder.mkdir()
-    for number, piece in enumerate(pieces):
-        bar = piece.parts[0].getElementsByClass("Measure")[0]
-        parts = [part.flatten() for part in piece.parts]
-        for part in parts:
-            part.shiftElements(bar.paddingLeft)
-        parts[0].insert(0, meter.TimeSignature(bar.timeSignature.ratioString))
-        stream.Score(parts).write("midi", folder / f"{number}.mid")
+    with Progress("writing", pieces.highestNumber, unit="chorales") as bar:
+        for number, piece in enumerate(pieces):
+            measure = piece.parts[0].getElementsByClass("Measure")[0]
+            parts = [part.flatten() for part in piece.parts]
+            for part in parts:
+                part.shiftElements(measure.paddingLeft)
+            ratio = measure.timeSignature.ratioString
+            parts[0].insert(0, meter.TimeSignature(ratio))
+            stream.Score(parts).write("midi", folder / f"{number}.mid")
+            bar(number + 1)
     return {"pieces": number + 1}
 
 

@@ -29,6 +29,8 @@ from etils import epy
 import txl_jax
 from txl_jax.errors import UserError, refuse
 from txl_jax.generate.sampler import Reading, Sampler, choose
+from txl_jax.report.log import say
+from txl_jax.report.progress import Progress
 from txl_jax.runtime.storage import DAMAGE, local_path, replacing
 
 from ..figures import program
@@ -94,12 +96,14 @@ def encode(folder: Path, out: Path) -> dict[str, Any]:
     tokenizer = miditok.REMI(miditok.TokenizerConfig(**SETTINGS))
     pieces = dict[tuple[int, ...], Path]()
     files = sorted(x for x in folder.rglob("*") if x.suffix.lower() in SUFFIXES)
-    for path in files:
-        try:
-            same = pieces.setdefault(tuple(read(tokenizer, path)), path)
-            refuse(same != path, f"{path} has the notes of {same}")
-        except (UserError, OSError) as error:
-            print(f"left out: {error}")
+    with Progress("encoding", len(files), unit="files") as bar:
+        for done, path in enumerate(files, 1):
+            try:
+                same = pieces.setdefault(tuple(read(tokenizer, path)), path)
+                refuse(same != path, f"{path} has the notes of {same}")
+            except (UserError, OSError) as error:
+                say(f"left out: {error}")
+            bar(done)
     refuse(len(pieces) < 3, f"{folder} is not a folder of at least 3 MIDI pieces")
     tokens = [np.array(piece, np.uint16) for piece in pieces]
     shuffled = np.random.default_rng(1).permutation(len(tokens))

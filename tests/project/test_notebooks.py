@@ -64,7 +64,8 @@ def test_a_notebook_is_valid_short_and_shows_its_outputs(path: Path) -> None:
 def kinds(cell: NotebookNode) -> list[str]:
     """Returns "text", or the types of a picture, of each output."""
     return [
-        " ".join(output.data) if "data" in output else "text" for output in cell.outputs
+        " ".join(sorted(output.data)) if "data" in output else "text"
+        for output in cell.outputs
     ]
 
 
