@@ -106,7 +106,7 @@ RUNS = (
         "Agents in a T-maze",
         "tutorial/reinforcement_learning.md",
         "experiments.rl.mazes\n",
-        ("logs/rl_mazes.json",),
+        ("logs/rl_mazes.json", "logs/rl_maze_200.json"),
         5,
         "unfinished: the page lists the lengths",
     ),
