@@ -81,7 +81,7 @@ def plan(config: Config, workdir: Path, keep_prompt: bool = False) -> "Run":
         find_prompts(config.generate, vocab, texts[split], split)
     viewers.check_wandb(config.run.wandb)
     run = Run(fitted, workdir, texts["train"], texts["valid"], ids)
-    # Some kernels refuse some shapes, which tracing finds, before anything is written.
+    # Some kernels refuse some shapes: tracing finds this before anything is written.
     if config.model.kernel not in ("auto", "xla"):
         run.updater.step.trace(run.updater.like, step_segments(fitted, run.mesh))
     like = run.updater.like.params
@@ -93,8 +93,8 @@ def plan(config: Config, workdir: Path, keep_prompt: bool = False) -> "Run":
 class Run:
     """A training in a workdir.
 
-    `__init__` makes what follows from the config and the texts, and `plan` adds the
-    parameters and what is recorded. Inside `with`, a run that `plan` returned owns its
+    `__init__` makes the streams, the updater and the evaluation; `plan` adds the
+    parameters and the run's record. Inside `with`, a run that `plan` returned owns its
     workdir, which it locks. `train` restores the state, opens the files and loops.
     """
 

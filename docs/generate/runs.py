@@ -106,9 +106,17 @@ RUNS = (
         "Agents in a T-maze",
         "tutorial/reinforcement_learning.md",
         "experiments.rl.mazes\n",
-        ("logs/rl_mazes.json", "logs/rl_maze_200.json"),
+        ("logs/rl_mazes.json",),
         5,
         "unfinished: the page lists the lengths",
+    ),
+    Run(
+        "Fast weights in a maze of 200 steps",
+        "tutorial/reinforcement_learning.md",
+        "--lengths 200",
+        ("logs/rl_maze_200.json",),
+        3,
+        "beside other work",
     ),
     Run(
         "Agents that repeat cards",

@@ -184,7 +184,9 @@ def measure(args: argparse.Namespace, watch: quiet.Watch) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     parser = record.make_parser(__doc__)
     parser.add_argument("--kernel", choices=["auto", *KERNELS], default="auto")
-    parser.add_argument("--models", nargs="+", choices=list(JOBS), default=[*JOBS][:2])
+    parser.add_argument(
+        "--models", nargs="+", choices=list(JOBS), default=["small", "wikitext"]
+    )
     parser.add_argument(
         "--updates", type=record.positive, default=4, help="updates in a repetition"
     )

@@ -303,7 +303,7 @@ def fine_tune(
         sums = [measure(params, batch=batch) for batch in batches]
         loss, right = np.sum(jax.device_get(sums), axis=0) / len(parts[part].texts)
         if not np.isfinite(loss):
-            raise BadNumbers("the loss is not finite: lower --rate")
+            raise BadNumbers("the loss is not finite: lower --rates")
         return float(right), -float(loss)
 
     params, state, random = best, optimizer.init(best), np.random.default_rng(seed)

@@ -47,6 +47,17 @@ def test_a_loaded_machine_is_refused_or_reported(
     assert {row.count("|") for row in rows} == {compare.HEADER.count("|")}
 
 
+def test_dtypes_and_unrolled_layers_are_compared(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--models ptb --dtypes --tiny --force --repeats=1 --updates=1"
+    assert start("benchmarks.step", flags) == 0
+    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    assert {*case["sides"]} == {
+        f"{x}, {y}" for x in ("float32", "bfloat16") for y in ("a scan", "unrolled")
+    }
+
+
 @pytest.mark.long
 def test_all_benchmarks_work(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     assert start("benchmarks.compare", "--tiny --force --repeats=1") == 0

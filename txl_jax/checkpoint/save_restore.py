@@ -225,7 +225,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def attempt(self, step: int) -> Iterator[None]:
-        """Reports an error, unless a device failed or a process was lost."""
+        """Reports a failed save; raises if a device failed or a process was lost."""
         try:
             yield
         except (jax.errors.JaxRuntimeError, *save_errors()) as error:

@@ -75,7 +75,7 @@ def count_filled(filled_B: Array, M: int, length_B: Array, first_BL: Array) -> A
 
 
 class FastStateLike(Protocol):
-    """What fast weights know of a document."""
+    """The part of the fast weights' state on which masks depend."""
 
     @property
     def read_B(self) -> Array:

@@ -137,9 +137,9 @@ def count_unrolled(config: ModelConfig) -> int:
 
 
 def rematerialize(block: type[nn.Module], config: ModelConfig) -> type[nn.Module]:
-    """Returns the layer, which keeps what `model.remat_policy` says for its gradient.
+    """Returns the layer; it recomputes all but the arrays of `model.remat_policy`.
 
-    `jax.ad_checkpoint.checkpoint_name` gives its arrays these names.
+    `jax.ad_checkpoint.checkpoint_name` names the arrays.
     """
     base, names = parse_remat(config.remat_policy)
     if base == "none":

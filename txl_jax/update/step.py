@@ -54,10 +54,10 @@ class Sums(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a segment has besides its loss."""
+    """The number of scored tokens of a segment, and the memory after it."""
 
-    tokens: Array  # the number of scored tokens
-    memory: Memory  # after the segment
+    tokens: Array
+    memory: Memory
 
 
 Carry = tuple[Sums, Memory]
@@ -271,8 +271,8 @@ def nll_sum(
 def cast_layers(params: Params, dtype: DTypeLike) -> Params:
     """Returns the parameters with the layers' matrices in dtype.
 
-    The layers use them in this type only, but for those of fast weights, which stay as
-    they are. Inside the scan over layers, each pass would cast them again.
+    The layers use them only in this dtype, except the matrices of fast weights, which
+    keep theirs. Casting inside the scan would repeat it in each pass.
     """
 
     def cast(path: jax.tree_util.KeyPath, x_N: Array) -> Array:
