@@ -48,8 +48,9 @@ def test_a_loaded_machine_is_refused_or_reported(
 
 
 def test_dtypes_and_unrolled_layers_are_compared(
-    start: Start, capsys: pytest.CaptureFixture[str]
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(quiet, "matmul_rates", lambda: {"jax": lambda: 100.0})
     flags = "--models ptb --dtypes --tiny --force --repeats=1 --updates=1"
     assert start("benchmarks.step", flags) == 0
     (case,) = json.loads(capsys.readouterr().out)["cases"]
