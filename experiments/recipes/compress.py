@@ -199,8 +199,8 @@ class Coder:
 
 def encode(data: bytes, seed: int) -> bytes:
     """Returns a compressed file."""
-    coder = Coder(len(data), seed)
     encoder = constriction.stream.queue.RangeEncoder()
+    coder = Coder(len(data), seed)
     byte_BW = np.frombuffer(data + bytes(-len(data) % B), np.uint8).reshape(B, -1)
 
     def code(model: Any, b: int, t: int) -> int:
