@@ -1,8 +1,8 @@
 """Predictions of bytes by counts of those that followed the same context before.
 
 Contexts are the last 0 to K bytes (prediction by partial matching, Cleary and Witten
-1984), the present word, it and the word before, it and the start of the line, and the
-longest match. Each falls back on a shorter one with a learned probability.
+1984), the current word, alone and with the previous word or the start of the line, and
+the longest match. Each falls back on a shorter one with a learned probability.
 
 Dims: B streams of text, X predictions (the first is uniform), V bytes.
 """
