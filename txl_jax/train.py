@@ -338,7 +338,7 @@ class Run:
 
 
 def fetch(metrics: Metrics) -> list[Json]:
-    """Waits for a call's metrics by update: the only transfer between validations."""
+    """Waits for a call's metrics, by update: between saves the only transfer."""
     host = jax.device_get(metrics)
     updates: list[Json] = [
         {name: values[u].item() for name, values in host.items()}

@@ -87,7 +87,7 @@ def test_repeating_cards_earns_one_in_all_published_difficulties(
         np.testing.assert_array_equal(seen_BTS.sum(axis=1), cards // 4)
         np.testing.assert_allclose(return_B, total, rtol=1e-5)
     np.testing.assert_array_equal(right[0], wrong[0])  # actions change no card
-    assert len(np.unique(right[0], axis=0)) == 8, "each episode is shuffled anew"
+    assert len(np.unique(right[0], axis=0)) == 8, "two episodes have one order"
 
 
 def episode(env: Environment, length: int, key: Any, shift: int) -> tuple[Any, ...]:
