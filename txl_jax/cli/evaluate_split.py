@@ -25,7 +25,7 @@ from txl_jax.evaluate.options import (
 )
 from txl_jax.evaluate.perplexity import Evaluate, each_segment, make_evaluate
 from txl_jax.evaluate.reader import Reader
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.report import plots, provenance
 from txl_jax.report.log import aligned, say
 from txl_jax.report.progress import Progress

@@ -26,6 +26,7 @@ from txl_jax.workdir.load import Loaded, initial_data, load
 from txl_jax.workdir.staging import UNWRITTEN
 
 with epy.lazy_imports():  # a mode imports only its own
+    from txl_jax import train
     from txl_jax.cli import (
         compile_ahead,
         convert,
@@ -35,6 +36,14 @@ with epy.lazy_imports():  # a mode imports only its own
         training_run,
     )
     from txl_jax.paper import attention_page, memory_table, recl, speed, table
+
+
+def train_and_evaluate(command: Command) -> Json:
+    """Trains up to train.num_steps, and returns the scores of the best checkpoint."""
+    keep_prompt = "generate.prompt" in command.overrides
+    with train.plan(command.config, command.workdir, keep_prompt) as run:
+        run.train()
+        return training_run.evaluate_best(run)
 
 
 def load_model(command: Command) -> Loaded:
@@ -67,9 +76,7 @@ def make_table(command: Command) -> Json:
 
 # The function of each mode of `flags.MODES` returns its result, ready for JSON.
 RUN: dict[str, Callable[[Command], Json]] = {
-    "train": lambda c: training_run.train_and_evaluate(
-        c.config, c.workdir, "generate.prompt" in c.overrides
-    ),
+    "train": train_and_evaluate,
     "evaluate": lambda c: evaluate_split.evaluate_model(load_model(c), c.workdir),
     "generate": lambda c: draw_samples.generate_samples(load_model(c)),
     "score": lambda c: score_texts.score_texts(load_model(c)),

@@ -1,4 +1,4 @@
-"""The mode `train`: trains a run, then evaluates its best checkpoint."""
+"""A training on given tokens, and the evaluation of a run's best checkpoint."""
 
 import textwrap
 from pathlib import Path
@@ -8,26 +8,19 @@ import numpy as np
 from txl_jax.cli import draw_samples, evaluate_split
 from txl_jax.config import Config
 from txl_jax.evaluate import baselines
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.report import plots, viewers
 from txl_jax.report.log import say
 from txl_jax.report.metrics_log import SendLine, read_metrics
 from txl_jax.report.output import to_json
 from txl_jax.runtime import distributed
 from txl_jax.runtime.storage import Json, write_atomically
-from txl_jax.train import Run, plan
+from txl_jax.train import Run
 from txl_jax.workdir import run_record
 from txl_jax.workdir.folder import METRICS, RESULT
 from txl_jax.workdir.load import load_fitted
 from txl_jax.workdir.resolve import NO_TOKENS, TokenIds
 from txl_jax.workdir.staging import writing
-
-
-def train_and_evaluate(config: Config, workdir: Path, keep_prompt: bool) -> Json:
-    """Trains up to train.num_steps, and returns the scores of the best checkpoint."""
-    with plan(config, workdir, keep_prompt) as run:
-        run.train()
-        return evaluate_best(run)
 
 
 def train_on(
