@@ -137,8 +137,8 @@ class Streams:
         random_B = random_bits(self.seed, ROTATION, epoch, self.stream_B)
         return (random_B % self.count_B.astype(np.uint64)).astype(np.int64)
 
-    def _segment(self, position: Position) -> tuple[np.ndarray, ...]:
-        """Returns the fields of a `Segment`, without the dimension S."""
+    def _segment(self, position: Position) -> Segment:
+        """Returns the segment at a position, with S = 1."""
         offset = position.token_offset
         slack = SLACK if self.varlen else 0
         width_L = np.arange(self.ext_len + self.tgt_len + slack)
@@ -169,12 +169,12 @@ class Streams:
         first_BL = wraps_BL | starts_BL
         if self.reset_memory_at != OFF:
             first_BL |= inputs_BL == self.reset_memory_at
-        return (
-            inputs_BL,
-            targets_BL,
-            scored_BL.astype(np.float32),
-            real_BL & first_BL,
-            length_B.astype(np.int32),
+        return Segment(
+            inputs_BL[None],
+            targets_BL[None],
+            scored_BL[None].astype(np.float32),
+            (real_BL & first_BL)[None],
+            length_B[None].astype(np.int32),
         )
 
     def _read(self, epoch: int, index_BL: np.ndarray) -> np.ndarray:
@@ -205,8 +205,7 @@ class Streams:
         for _ in range(S):
             parts.append(self._segment(position))
             position = self._after(position)
-        arrays = (np.stack(part) for part in zip(*parts, strict=True))
-        return Segment(*arrays), position
+        return Segment(*map(np.concatenate, zip(*parts, strict=True))), position
 
     def epoch(self) -> Iterator[Segment]:
         """Yields every segment of the split once, with S = 1."""

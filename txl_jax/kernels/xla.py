@@ -95,7 +95,9 @@ def realign(x_HBLZ: Array) -> Array:
 
     Column c of x holds distance Z - 1 - c. The elements keep their order in memory, and
     only the length of a row changes (Appendix B). Past the end of row i of x lies the
-    start of row i + 1, for keys in the future, which must be masked.
+    start of row i + 1, for keys in the future, which must be masked. With L = 2 and
+    K = 3, the rows [0 a2 a1 a0] and [0 b2 b1 b0], where a and b are the two queries'
+    scores by distance, become [a1 a0 0] and [b2 b1 b0].
     """
     H, B, L, Z = x_HBLZ.shape
     return x_HBLZ.reshape(H, B, Z, L)[:, :, 1:].reshape(H, B, L, Z - 1)
