@@ -23,7 +23,7 @@ from txl_jax.errors import BadNumbers, Interrupted, UserError
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.generate.texts import find_prompts
 from txl_jax.model.flops import needed_flops
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.model.segment import Segment
 from txl_jax.report import viewers
 from txl_jax.report.log import say

@@ -36,8 +36,8 @@ from jax import Array
 from txl_jax.errors import BadNumbers, refuse
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fixed import FixedTransformerXL, lay_out
-from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
+from txl_jax.model.modules import Params
 from txl_jax.model.ring import RingMemory
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.update.state import Average, Metrics, TrainState
 from txl_jax.update.step import split_streams, stream_dimension
 

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from txl_jax.checkpoint import save_restore
 from txl_jax.errors import BadNumbers, UserError, refuse
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.report import plots, provenance
 from txl_jax.report.metrics_log import MetricsLog, read_metrics, spent_seconds
 from txl_jax.report.progress import Progress

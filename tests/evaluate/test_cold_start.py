@@ -15,7 +15,7 @@ from txl_jax.evaluate import cold_start
 from txl_jax.evaluate.cold_start import plot_cold_start
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.evaluate.perplexity import ShowProgress
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 
 T = 13
 CONFIG = EvalConfig(streams=3, tgt_len=5, mem_len=20, sweep=f"cold_start={T}")

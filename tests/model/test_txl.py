@@ -15,8 +15,8 @@ from tests import reference
 from tests.reference import Array
 from tests.support import tiny
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.dropout import Dropout
 from txl_jax.model.memory import Memory
+from txl_jax.model.modules import Dropout
 from txl_jax.model.txl import TransformerXL, count_unrolled
 from txl_jax.sharding.mesh import AXES
 from txl_jax.update.state import abstract_params

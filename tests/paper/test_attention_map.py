@@ -21,7 +21,7 @@ from txl_jax.evaluate.reader import Reader
 from txl_jax.model import fixed
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fixed import FixedTransformerXL
-from txl_jax.model.initializers import feature_norm
+from txl_jax.model.modules import feature_norm
 from txl_jax.paper import attention_page
 from txl_jax.paper.attention_page import WHOLE
 

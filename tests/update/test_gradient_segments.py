@@ -24,7 +24,7 @@ from tests.update.test_step import (
     make_state,
 )
 from txl_jax.kernels import xla
-from txl_jax.model import attention
+from txl_jax.model import block
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.segment import OneSegment, Segment
@@ -66,7 +66,7 @@ def in_sequence(config: ModelConfig, G: int) -> Sums:
         patch.setattr(ModelConfig, "compute_dtype", np.dtype("float64"))
         patch.setattr(jax.lax, "stop_gradient", lambda x: x)
         patch.setattr(
-            attention, "project", lambda x, w, M: jnp.einsum("BKD,HAD->BKHA", x, w)
+            block, "project", lambda x, w, M: jnp.einsum("BKD,HAD->BKHA", x, w)
         )
         params = jax.tree.map(lambda x: x.astype(np.float64), PARAMS)
         grads, memory = jax.tree.map(np.zeros_like, params), Memory.empty(config, B)

@@ -115,4 +115,4 @@ def test_a_run_of_bad_updates_stops_with_a_good_checkpoint(
 
     with pytest.raises(FloatingPointError) as caught, jax.debug_nans(True):
         command(f"--workdir={tmp_path}/run")
-    assert any(Path(x.path).name == "attention.py" for x in caught.traceback)
+    assert any(Path(x.path).name == "block.py" for x in caught.traceback)

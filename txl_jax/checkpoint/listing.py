@@ -8,7 +8,7 @@ from pathlib import Path
 from txl_jax.checkpoint import manifest as manifests
 from txl_jax.checkpoint.manifest import Damaged, Imported, Manifest
 from txl_jax.errors import UserError
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.report.log import say
 from txl_jax.runtime import distributed, storage
 

@@ -36,7 +36,7 @@ from txl_jax.checkpoint.listing import (
 from txl_jax.checkpoint.manifest import Damaged, Imported, Items, Manifest
 from txl_jax.data.streams import Position
 from txl_jax.errors import UserError
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, storage
 from txl_jax.runtime.explain import UNREACHABLE, one_line, storage_errors

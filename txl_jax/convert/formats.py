@@ -19,7 +19,7 @@ from txl_jax.data.word import Lines, WordVocab
 from txl_jax.errors import UserError, prefixed, require_one_of
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.report.log import say
 from txl_jax.runtime.storage import DAMAGE
 

@@ -20,7 +20,7 @@ from txl_jax.data.byte_ranges import reading
 from txl_jax.errors import UserError, prefixed
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.runtime.storage import DAMAGE
 
 CONFIG = "config.json"

@@ -19,7 +19,7 @@ from txl_jax.convert.pickle import Object, Value
 from txl_jax.errors import UserError, refuse
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.runtime.storage import DAMAGE
 
 State = dict[str, np.ndarray]  # a state dict

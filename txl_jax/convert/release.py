@@ -17,7 +17,7 @@ from txl_jax.checkpoint import manifest as manifests
 from txl_jax.checkpoint.manifest import Manifest, checksums
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.runtime.storage import write_atomically
 
 FORMAT = "txl_jax 1"  # the version that is written and read

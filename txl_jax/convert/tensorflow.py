@@ -29,7 +29,7 @@ from txl_jax.convert.pytorch import Keys
 from txl_jax.errors import UserError, prefixed, refuse
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.runtime.storage import DAMAGE
 
 ROOT = "transformer/"

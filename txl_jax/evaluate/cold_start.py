@@ -25,7 +25,7 @@ from txl_jax.evaluate.perplexity import ShowProgress
 from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fixed import FixedTransformerXL
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.model.segment import OneSegment
 from txl_jax.report.plots import empty, save
 from txl_jax.runtime.storage import Json

@@ -25,8 +25,8 @@ from jax.sharding import Mesh
 from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import run_calls
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
+from txl_jax.model.modules import Params
 from txl_jax.model.segment import OneSegment, Segment, only
 from txl_jax.model.txl import TransformerXL
 from txl_jax.runtime.programs import Program

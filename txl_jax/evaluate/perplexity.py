@@ -17,7 +17,7 @@ from txl_jax.evaluate.options import EvalConfig, evaluation_model
 from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fixed import FixedTransformerXL
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import host_rows

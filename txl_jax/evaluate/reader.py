@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fixed import FixedTransformerXL, lay_out
-from txl_jax.model.initializers import Params
 from txl_jax.model.key_values import KeyValueMemory
+from txl_jax.model.modules import Params
 from txl_jax.model.segment import OneSegment, Segment, only
 from txl_jax.runtime.programs import Program
 from txl_jax.sharding.rules import letters, place_segments, shardings

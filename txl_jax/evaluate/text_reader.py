@@ -25,7 +25,7 @@ from txl_jax.evaluate.reader import Reader, from_hidden
 from txl_jax.kernels.sharded import replicate
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fixed import FixedTransformerXL
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.model.positions import SCHEMES
 from txl_jax.model.segment import OneSegment, Segment
 

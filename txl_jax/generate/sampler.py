@@ -23,7 +23,7 @@ from txl_jax.evaluate.reader import Reader
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fixed import FixedTransformerXL, lay_out
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.model.ring import RingMemory
 from txl_jax.model.segment import Segment
 from txl_jax.runtime.programs import Program

@@ -17,7 +17,7 @@ from txl_jax.errors import UserError, prefixed
 from txl_jax.generate.options import GenerateConfig, generation_model
 from txl_jax.generate.sampler import READING, Reading, Sampler
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.report.log import say
 from txl_jax.report.output import require_other
 

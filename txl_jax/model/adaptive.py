@@ -23,8 +23,7 @@ from txl_jax.kernels.product import float32_product, product
 from txl_jax.kernels.sharded import AXIS, REPLICATED, over_streams, stream_mesh
 from txl_jax.kernels.softmax import Table, cluster_sums, scores
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.dropout import WordDropout
-from txl_jax.model.initializers import initial, normal
+from txl_jax.model.modules import WordDropout, initial, normal
 
 Shared = tuple[tuple[Array, ...], tuple[Array | None, ...]]  # tables, projections
 

@@ -30,8 +30,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import initial, normal
 from txl_jax.model.interval import Call, count_filled, window
+from txl_jax.model.modules import initial, normal
 
 CHUNK = 16
 # The initial logits of b, a and the gate: half of a value is written, S forgets 0.5 %

@@ -18,11 +18,9 @@ from jax import Array
 from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 from txl_jax.kernels.product import product
 from txl_jax.model.adaptive import EmbeddingAndSoftmax
-from txl_jax.model.attention import attend
-from txl_jax.model.block import ACTIVATIONS
+from txl_jax.model.block import ACTIVATIONS, attend
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fast_weights import FastWeights, LayerWeights
-from txl_jax.model.initializers import Params, feature_norm
 from txl_jax.model.interval import Call, start_call
 from txl_jax.model.key_values import (
     KeyValueMemory,
@@ -31,8 +29,8 @@ from txl_jax.model.key_values import (
     normed,
     project_all,
 )
+from txl_jax.model.modules import Gate, Params, feature_norm
 from txl_jax.model.positions import SCHEMES
-from txl_jax.model.residual import Gate
 from txl_jax.model.ring import RingLayer, RingMemory
 
 FixedMemory = TypeVar("FixedMemory", bound=KeyValueMemory | RingMemory)
@@ -210,7 +208,7 @@ def feed_forward(config: ModelConfig, params: Params, h_BLD: Array) -> Array:
 def end_sublayer(
     config: ModelConfig, params: Params, x_BLD: Array, y_BLD: Array
 ) -> Array:
-    """Returns the end of a sublayer; see `residual.add_residual`."""
+    """Returns the end of a sublayer; see `modules.add_residual`."""
     if config.gate == "none":
         sum_BLD = x_BLD + y_BLD
     else:

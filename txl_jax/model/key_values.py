@@ -20,7 +20,6 @@ from txl_jax.kernels.product import product
 from txl_jax.kernels.xla import heads_first
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fast_weights import FastState, FastWeights, LayerWeights
-from txl_jax.model.initializers import Params, feature_norm, head_norm
 from txl_jax.model.interval import (
     Call,
     count_filled,
@@ -29,6 +28,7 @@ from txl_jax.model.interval import (
     window,
 )
 from txl_jax.model.memory import Memory
+from txl_jax.model.modules import Params, feature_norm, head_norm
 from txl_jax.model.positions import SCHEMES, position_terms
 
 

@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.kernels.product import product
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import MakeWeight
+from txl_jax.model.modules import MakeWeight
 
 Biases = dict[str, Array]  # by name, [H, A]
 

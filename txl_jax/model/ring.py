@@ -21,10 +21,10 @@ from txl_jax.kernels.product import float32_product
 from txl_jax.kernels.xla import MASKED, with_bias
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fast_weights import FastState, LayerWeights
-from txl_jax.model.initializers import Params
 from txl_jax.model.interval import Call, count_filled, window
 from txl_jax.model.key_values import KeyValueMemory, KeyValues
 from txl_jax.model.memory import Memory
+from txl_jax.model.modules import Params
 from txl_jax.model.positions import SCHEMES
 
 # Rotates queries or keys by position: (x_BXHA, position_X) -> x_BXHA.

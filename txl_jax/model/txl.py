@@ -11,10 +11,9 @@ from txl_jax.kernels.sharded import target_device
 from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.model.block import Block
 from txl_jax.model.config import ModelConfig, parse_remat
-from txl_jax.model.dropout import Dropout
-from txl_jax.model.initializers import initial, keep_sums
 from txl_jax.model.interval import start_call
 from txl_jax.model.memory import Memory
+from txl_jax.model.modules import Dropout, initial, keep_sums
 from txl_jax.model.positions import SCHEMES
 
 

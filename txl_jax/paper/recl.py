@@ -35,7 +35,7 @@ from txl_jax.evaluate.reader import Reader
 from txl_jax.fields import Values
 from txl_jax.model.config import ABSOLUTE_POSITIONS, ModelConfig
 from txl_jax.model.fixed import FixedTransformerXL
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.model.segment import OneSegment, Segment
 from txl_jax.paper.options import ReclConfig
 from txl_jax.report.log import aligned, say

@@ -36,9 +36,9 @@ from txl_jax.evaluate.perplexity import make_reader
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.fixed import FixedTransformerXL
 from txl_jax.model.flops import positionwise_products, vocabulary_products
-from txl_jax.model.initializers import Params
 from txl_jax.model.key_values import KeyValueMemory
 from txl_jax.model.memory import Memory
+from txl_jax.model.modules import Params
 from txl_jax.model.positions import distances
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import say

@@ -15,7 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from txl_jax.kernels.product import product
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.update.options import OptimConfig
 from txl_jax.update.state import Average
 

@@ -14,8 +14,8 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
+from txl_jax.model.modules import Params
 from txl_jax.model.segment import Segment
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import Tree, abstract, letters, sharding, shardings

@@ -22,8 +22,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
 from txl_jax.model.config import ModelConfig
-from txl_jax.model.initializers import Params
 from txl_jax.model.memory import Memory
+from txl_jax.model.modules import Params
 from txl_jax.model.segment import OneSegment, Segment, join, only
 from txl_jax.model.txl import TransformerXL
 from txl_jax.sharding.rules import Tree, letters

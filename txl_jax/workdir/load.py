@@ -23,7 +23,7 @@ from txl_jax.data.options import DataConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.errors import BadNumbers, UserError, prefixed
 from txl_jax.fields import Role
-from txl_jax.model.initializers import Params
+from txl_jax.model.modules import Params
 from txl_jax.model.txl import TransformerXL
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import storage
