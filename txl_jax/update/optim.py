@@ -4,6 +4,7 @@ Dims: a matrix of I rows and O columns; J and K are also rows.
 """
 
 import functools
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -312,8 +313,8 @@ def clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-# Weight decay excludes norms and biases, including the attention's.
-UNDECAYED = {"scale", "bias", "cluster_bias", "distance_bias", "u", "w"}
+# Weight decay excludes scales and biases, including the attention's u and w.
+UNDECAYED = re.compile(r".*scale|.*bias|u|w")
 
 
 def _decay(config: OptimConfig) -> Parts:
@@ -324,7 +325,7 @@ def _decay(config: OptimConfig) -> Parts:
 def _decay_mask(params: Params) -> Params:
     def decayed(path: jax.tree_util.KeyPath, _: object) -> bool:
         # A boxed parameter's path ends in the box's attribute, which has no key.
-        return not any(getattr(key, "key", None) in UNDECAYED for key in path)
+        return not any(UNDECAYED.fullmatch(getattr(key, "key", "")) for key in path)
 
     return jax.tree_util.tree_map_with_path(decayed, params)
 
