@@ -1,5 +1,6 @@
 """MIDI files become a corpus, and a sample of a model is music."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -74,3 +75,23 @@ def test_three_commands_make_a_piece(
     assert start("recipes.music", line) == 0
     result = json.loads(capsys.readouterr().out)
     assert 2 <= result["bars"] <= 5 and Score("a.mid").note_num() == result["notes"] > 0
+
+
+def test_a_chorale_begins_with_its_upbeat(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    chorales = pytest.importorskip(
+        "music21.corpus.chorales", reason="pip install music21"
+    )
+    monkeypatch.chdir(tmp_path)
+    first_two = functools.partial(chorales.Iterator, 1, 2)
+    monkeypatch.setattr(chorales, "Iterator", first_two)
+    assert start("recipes.chorales", "midi") == 0
+    assert json.loads(capsys.readouterr().out)["pieces"] == 2
+    score = Score("midi/0.mid")  # BWV 269, whose upbeat is a quarter of three
+    first = score.time_signatures[0]
+    assert (first.time, first.numerator, first.denominator) == (0, 3, 4)
+    begins = [track.notes[0] for track in score.tracks if track.notes]
+    assert [note.time for note in begins] == [2 * score.tpq] * 4
+    assert [note.pitch for note in begins] == [67, 62, 59, 43]
