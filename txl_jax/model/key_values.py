@@ -221,7 +221,7 @@ class KeyValueMemory:
         )
         filled_B = count_filled(self.filled_B, M, call.length_B, call.first_BL)
         state = self.fast.append(fast, call, M) if self.fast and fast else None
-        return KeyValueMemory(layers, filled_B, M, state)
+        return dataclasses.replace(self, layers=layers, filled_B=filled_B, fast=state)
 
     def show_zeros(self, where_B: Array) -> "KeyValueMemory":
         """Returns the memory with visible zero states in the streams where_B (bool)."""

@@ -1,5 +1,6 @@
 """The paper's memory: each layer's inputs from earlier segments (section 3.2)."""
 
+import dataclasses
 from typing import NamedTuple
 
 import flax.struct
@@ -84,17 +85,18 @@ class Memory:
         else:  # copies less where no stream has padding, the usual case
             full = jnp.all(call.length_B == L)
             h_NBMD = jax.lax.cond(full, lambda: h_NBLD[:, :, L - M :], keep)
-        return Memory(
-            h_NBMD,
-            count_filled(self.filled_B, M, call.length_B, call.first_BL),
-            self.fast.append(fast, call, M) if self.fast and fast else None,
+        return dataclasses.replace(
+            self,
+            h_NBMD=h_NBMD,
+            filled_B=count_filled(self.filled_B, M, call.length_B, call.first_BL),
+            fast=self.fast.append(fast, call, M) if self.fast and fast else None,
         )
 
     def reset(self, where_B: Array) -> "Memory":
         """Returns the memory with nothing visible in the streams where_B (bool)."""
         filled_B = jnp.where(where_B, 0, self.filled_B)
         fast = self.fast.reset(where_B) if self.fast else None
-        return Memory(self.h_NBMD, filled_B, fast)
+        return dataclasses.replace(self, filled_B=filled_B, fast=fast)
 
     def show_zeros(self, where_B: Array) -> "Memory":
         """Returns the memory with visible zeros in the streams where_B (bool)."""
@@ -106,4 +108,4 @@ class Memory:
             self.h_NBMD,
         )
         filled_B = jnp.where(where_B, self.mem_len, self.filled_B)
-        return Memory(h_NBMD, filled_B, self.fast)
+        return dataclasses.replace(self, h_NBMD=h_NBMD, filled_B=filled_B)
