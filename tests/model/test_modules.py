@@ -129,7 +129,8 @@ def test_dropping_before_relu_equals_dropping_after() -> None:
 
 def test_output_and_remembered_embeddings_are_after_dropout() -> None:
     """The memory stores the layers' inputs. All kinds of dropout are on."""
-    config = tiny.config(dropout=RATE, mem_len=L, variational=True, word_dropout=RATE)
+    rates = dict.fromkeys(("dropout", "outer_dropout", "word_dropout"), RATE)
+    config = tiny.config(mem_len=L, variational=True, **rates | {"dropout": 0.1})
     params, tokens_BL = tiny.make_params(config), tiny.make_tokens(B, L)
     memory, rngs = Memory.empty(config, B), {"dropout": jax.random.key(2)}
     hidden_BLD, memory = tiny.apply(config, params, tokens_BL, memory, rngs=rngs)

@@ -121,7 +121,13 @@ def test_a_fitting_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 OTHERS: dict[str, Any] = dict(mem_len=7, initial_memory="zeros", clamp_len=3, unroll=2)
 OTHERS |= dict(same_length=True, dropout=0.3, dropatt=0.2, variational=True)
-OTHERS |= dict(word_dropout=0.1, init_std=0.3, proj_init_std=0.3, norm_init_std=0.3)
+OTHERS |= dict(
+    word_dropout=0.1,
+    outer_dropout=0.2,
+    init_std=0.3,
+    proj_init_std=0.3,
+    norm_init_std=0.3,
+)
 OTHERS |= dict(dtype="bfloat16", kernel="xla", remat_policy="full")
 APART = {"fast_weights"}
 

@@ -134,6 +134,12 @@ class ModelConfig(
         roles=FREE,
         help="Dropout of embeddings, positions and sublayers' outputs.",
     )
+    outer_dropout: float = field(
+        0.0,
+        fraction,
+        roles=FREE,
+        help="Dropout of embeddings and of the last layer's output. 0 is dropout.",
+    )
     dropatt: float = field(
         0.0, fraction, roles=FREE, help="Dropout of attention probabilities."
     )

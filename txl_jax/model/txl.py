@@ -42,7 +42,8 @@ class TransformerXL(nn.Module):
         self.embedding = EmbeddingAndSoftmax(config)
         self.scheme = SCHEMES[config.position]
         self.biases = {name: self._make_bias(name) for name in self.scheme.biases}
-        self.drop_rows = Dropout(config.dropout, config.variational)
+        rate = config.outer_dropout or config.dropout
+        self.drop_rows = Dropout(rate, config.variational)
         self.drop_R = Dropout(config.dropout)
 
     def _make_bias(self, name: str) -> Array:
