@@ -22,8 +22,7 @@ from tests.kernels.cases import (
     pack,
 )
 from tests.support.refusal import refused
-from txl_jax.kernels import check as check_device
-from txl_jax.kernels import cudnn, xla
+from txl_jax.kernels import cudnn, measure, xla
 from txl_jax.kernels.cudnn import obstacle
 from txl_jax.kernels.operands import Operands
 from txl_jax.kernels.sharded import follow_mesh
@@ -105,13 +104,17 @@ def test_a_mesh_gives_the_numbers_of_one_device(absent: tuple[str, ...]) -> None
     assert_agree(differentiate(follow_mesh(KERNEL), inputs), oracle(case))
 
 
-def test_the_check_of_a_device_finds_faults() -> None:
+def test_the_measurement_finds_faults() -> None:
     def wrong(operands: Operands) -> jax.Array:
         return KERNEL(operands._replace(oldest_BL=operands.oldest_BL + 1))
 
-    assert check_device.fault(KERNEL, ["bfloat16"], [0.0]) == ""
-    assert " is off by " in check_device.fault(wrong, ["bfloat16"], [0.0])
-    assert 'model.kernel = "cudnn"' in check_device.fault(cudnn.rel_attention)
+    work = measure.Workload((2, 2, 136, 200, 64, 336), "bfloat16", ("bias_HR",), 136)
+    operands = measure.make_operands(work)
+    assert measure.find_error(KERNEL, operands, True) == ""
+    assert " is off by " in measure.find_error(wrong, operands, True)
+    assert 'model.kernel = "cudnn"' in str(
+        measure.try_kernel(cudnn.rel_attention, work)
+    )
 
 
 class Gpu:

@@ -10,7 +10,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 
 from tests.support.refusal import refused
 from txl_jax.kernels import dispatch
-from txl_jax.kernels.dispatch import choose_kernel, known_fastest
+from txl_jax.kernels.dispatch import choose_kernel, find_candidates, known_fastest
 from txl_jax.kernels.operands import Operands, PositionTerms
 from txl_jax.sharding.mesh import AXES, make_mesh
 from txl_jax.sharding.options import MeshConfig
@@ -26,9 +26,8 @@ def chosen(
     names = []
 
     def choose(q_BLHA: jax.Array) -> None:
-        mesh = jax.typeof(q_BLHA).sharding.mesh
         operands = Operands(q_BLHA, keys, keys, PositionTerms(), keys)
-        names.append(known_fastest(operands, mesh))
+        names.append(known_fastest(operands))
 
     jax.eval_shape(choose, jax.ShapeDtypeStruct(shape, dtype, sharding=places))
     return names[0]
@@ -54,6 +53,19 @@ def test_auto_takes_what_was_measured_or_xla(monkeypatch: pytest.MonkeyPatch) ->
     assert chosen((4, 3, 2, 5), places, dtype="float32") == "xla"
     device.device_kind = "NVIDIA A100"
     assert chosen((4, 3, 2, 5), places, dtype="bfloat16") == "xla"
+
+
+def test_candidates_are_kernels_that_apply() -> None:
+    def candidates(kind: str, platform: str, dropout: bool = False) -> list[str]:
+        gpu = {"compute_capability": "9.0"} if platform == "gpu" else {}
+        device: Any = SimpleNamespace(platform=platform, device_kind=kind, **gpu)
+        return find_candidates(device, 64, jnp.dtype("bfloat16"), dropout)
+
+    assert candidates("cpu", "cpu") == ["xla"]
+    assert candidates("H100", "gpu") == ["xla", "chunked", "cudnn"]
+    assert candidates("H100", "gpu", dropout=True) == ["xla", "chunked"]
+    assert candidates("TPU v5p", "tpu") == ["xla", "chunked", "tpu"]
+    assert candidates("TPU v3", "tpu") == ["xla", "chunked"]
 
 
 def test_tpu_refuses_keys_that_vmem_cannot_hold() -> None:

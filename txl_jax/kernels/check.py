@@ -1,54 +1,19 @@
-"""Compares a kernel with the einsum on a device, forward and backward."""
+"""Values and gradients of a kernel on made-up operands, for comparisons."""
 
 import functools
-import itertools
 import math
-from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from txl_jax.kernels import xla
 from txl_jax.kernels.hash import AttentionDropout
 from txl_jax.kernels.operands import Kernel, Operands, PositionTerms
 
-# The largest error of an array relative to its largest element. Chips approximate
-# exponentials; a wrong index, mask or tile causes errors of several percent.
-TOLERANCES = {"float32": 1e-3, "bfloat16": 3e-2}
-# Absent terms: the bias, as in the paper; all but the bias, as in ALiBi.
-ABSENT = (("bias_HR",), ("r_RHA", "u_HA", "w_HA"))
-# With and without dropout, as in training and in evaluation. `cudnn` has none.
-RATES = (0.1, 0.0)
-# Several tiles, none of which is full.
-B, L, M, H, A = 2, 136, 200, 2, 64
 PERIOD = 2**18 - 5  # of random numbers in large arrays; odd, so that no rows repeat
 
 Arrays = dict[str, np.ndarray]
-
-
-def fault(
-    kernel: Kernel,
-    dtypes: Iterable[str] = tuple(TOLERANCES),
-    rates: Iterable[float] = RATES,
-) -> str:
-    """Describes the fault of a kernel on the first local device; "" if it has none.
-
-    rates: dropout rates. Errors of the compiler and of the device count as faults.
-    """
-    with jax.default_device(jax.local_devices()[0]):
-        for absent, dtype, rate in itertools.product(ABSENT, dtypes, rates):
-            try:
-                operands = make_operands((B, H, L, M, A, M + L), dtype, absent, rate)
-                actual = differentiate(kernel, operands)
-                expected = differentiate(xla.rel_attention, operands)
-            except Exception as error:  # the compilers of devices raise many types
-                return f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            for name, off in errors(actual, expected).items():
-                if not off <= TOLERANCES[dtype]:
-                    return f"{name} is off by {off:.0%} of its largest element, {dtype}"
-    return ""
 
 
 def make_operands(
@@ -83,17 +48,21 @@ def make_operands(
 
 
 def differentiate(
-    kernel: Kernel, operands: Operands, precision: str | None = "highest"
+    kernel: Kernel,
+    operands: Operands,
+    precision: str | None = "highest",
+    backward: bool = True,
 ) -> Arrays:
-    """Returns the output and the gradients of a weighted sum of it, in float64.
+    """Returns the arrays of `run_kernel` in float64.
 
     precision: the precision of products; None is the device's default.
     """
     with jax.default_matmul_precision(precision):
-        result = jax.jit(functools.partial(run_kernel, kernel))(operands)
+        result = run_kernel(kernel, operands, backward)
     return {name: np.asarray(x, np.float64) for name, x in result.items()}
 
 
+@functools.partial(jax.jit, static_argnames=("kernel", "backward"))
 def run_kernel(
     kernel: Kernel, operands: Operands, backward: bool = True
 ) -> dict[str, Array]:

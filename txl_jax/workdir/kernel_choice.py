@@ -14,10 +14,9 @@ from txl_jax.config import Config
 from txl_jax.data.options import SLACK
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.evaluate.options import evaluation_model
-from txl_jax.kernels.dispatch import KERNELS
-from txl_jax.kernels.measure import Workload, choose, describe, find_candidates, measure
+from txl_jax.kernels.dispatch import KERNELS, find_candidates
+from txl_jax.kernels.measure import Workload, choose, describe, measure
 from txl_jax.kernels.operands import PositionTerms
-from txl_jax.kernels.sharded import divides
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.interval import count_keys
 from txl_jax.model.positions import SCHEMES, position_terms
@@ -80,8 +79,7 @@ def find_kernel(part: str, config: Config, mesh: Mesh, rows: Json) -> str:
     with waiting("measuring the attention kernels"):
         trials = measure(workloads)
     name = choose(trials)
-    found = {name: fault or ms for name, (ms, fault) in trials.items()}
-    rows[key] = {"kernel": name, "trials": found, "workloads": work}
+    rows[key] = {"kernel": name, "trials": trials, "workloads": work}
     say(f"attention in {key}: {describe(trials)}: {name}")
     return name
 
@@ -96,34 +94,33 @@ def make_workloads(part: str, config: Config, mesh: Mesh) -> dict[str, Workload]
 
     Only `xla` is split by the compiler where streams do not divide over the mesh.
     """
-    train, model, device = config.train, config.model, jax.local_devices()[0]
+    train, reading, model = config.train, config.eval, config.model
     B, L = train.batch_size // train.batch_chunk, padded_len(train)
-    T = train.gradient_segments * L
-    if part != "training":
-        model = evaluation_model(model, config.eval)
-        B, L = config.eval.streams, config.eval.ext_len + config.eval.tgt_len
-    is_even = divides(mesh.abstract_mesh, B, model.n_head)
+    if part == "evaluation":
+        B, L = reading.streams, reading.ext_len + reading.tgt_len
+        model = evaluation_model(model, reading)
 
     def workload(kernel: str) -> Workload:
-        W, one = T, dataclasses.replace(model, kernel=kernel)
-        if part != "training":
-            S = count_segments(one, config.eval.segments_per_step, B, L, mesh)
-            W = window_tokens(one, S, B, L, mesh)
-        local = dataclasses.replace(one, n_head=one.n_head // shards(mesh, "H"))
-        streams = B // shards(mesh, "B") if is_even else B
-        return make_workload(local, streams, W, L, training=part == "training")
+        one = dataclasses.replace(model, kernel=kernel)
+        T = train.gradient_segments * L
+        if part == "evaluation":
+            S = count_segments(one, reading.segments_per_step, B, L, mesh)
+            T = window_tokens(one, S, B, L, mesh)
+        return make_workload(one, mesh, B, T, L, training=part == "training")
 
-    names = find_candidates(device, workload("xla")) if is_even else ["xla"]
+    names = ["xla"]
+    if B % shards(mesh, "B") == 0:
+        device, has_dropout = jax.local_devices()[0], workload("xla").dropout > 0
+        names = find_candidates(device, model.d_head, model.compute_dtype, has_dropout)
     return {name: workload(name) for name in names}
 
 
 def make_workload(
-    config: ModelConfig, B: int, T: int, L: int, training: bool
+    config: ModelConfig, mesh: Mesh, B: int, T: int, L: int, training: bool
 ) -> Workload:
-    """Returns the attention of one layer to T tokens, segments of L."""
-    H, A, M = config.n_head, config.d_head, config.mem_len
-    scheme = SCHEMES[config.position]
-    biases = {name: jnp.zeros((H, A)) for name in scheme.biases}
+    """Returns the attention of one layer and device to T tokens, segments of L."""
+    A, M, scheme = config.d_head, config.mem_len, SCHEMES[config.position]
+    biases = {name: jnp.zeros((config.n_head, A)) for name in scheme.biases}
     R_RD = scheme.encoding(config, M + T) if scheme.encoding else None
 
     def make(name: str, letters: str, shape: tuple[int, ...]) -> Array:
@@ -137,6 +134,7 @@ def make_workload(
         R = len(terms.r_RHA)
     elif terms.bias_HR is not None:
         R = terms.bias_HR.shape[1]
+    B, H = -(-B // shards(mesh, "B")), config.n_head // shards(mesh, "H")
     is_kept = training and config.remat_policy == "none"
     return Workload(
         (B, H, T, M, A, R),
