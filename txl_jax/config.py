@@ -82,6 +82,12 @@ class Config:
         with prefixed("with generate.mem_len"):
             generation_model(model, self.generate)
 
+    @property
+    def train_width(self) -> int:
+        """The tokens of a training segment's arrays."""
+        train = self.train
+        return train.ext_len + train.tgt_len + SLACK * train.varlen
+
     def _check_context(self) -> None:
         """Raises UserError for tokens that are read twice or lack a position."""
         model, train, eval = self.model, self.train, self.eval
@@ -98,9 +104,10 @@ class Config:
                 f'"{model.position}" has no memory; set it to 0, and eval.ext_len for '
                 "context",
             )
-        width = train.ext_len + train.tgt_len + SLACK * train.varlen
         lengths = {
-            f"train.ext_len + train.tgt_len (+ {SLACK} with train.varlen)": width,
+            f"train.ext_len + train.tgt_len (+ {SLACK} with train.varlen)": (
+                self.train_width
+            ),
             "eval.ext_len + eval.tgt_len": eval.ext_len + eval.tgt_len,
         }
         for fields, length in lengths.items():

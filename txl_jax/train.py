@@ -1,7 +1,6 @@
 """A run: `plan` checks it, `Run.train` makes its updates, logs, validates and saves."""
 
 import dataclasses
-import json
 import time
 from collections import deque
 from collections.abc import Generator
@@ -31,7 +30,7 @@ from txl_jax.report.metrics_log import MetricsLog, SendLine
 from txl_jax.report.progress import Progress
 from txl_jax.report.timing import Trace, peak_flops
 from txl_jax.report.viewers import Events
-from txl_jax.runtime import distributed, explain, preemption, storage
+from txl_jax.runtime import distributed, preemption, storage
 from txl_jax.runtime.programs import compile_program, record_loops
 from txl_jax.runtime.storage import Json
 from txl_jax.sharding.rules import check_streams, host_rows, place_segments
@@ -43,8 +42,8 @@ from txl_jax.update.state import (
 )
 from txl_jax.update.step import REASONS, make_updater
 from txl_jax.workdir import resolve, run_record
-from txl_jax.workdir.folder import KERNELS_FILE, METRICS
-from txl_jax.workdir.kernel_choice import choose_kernels, padded_len
+from txl_jax.workdir.folder import METRICS
+from txl_jax.workdir.kernel_choice import choose_kernels
 from txl_jax.workdir.load import initial_data, load_initial
 from txl_jax.workdir.lock import locked
 from txl_jax.workdir.resolve import NO_TOKENS, TokenIds
@@ -95,7 +94,8 @@ class Run:
 
     `__init__` makes the streams, the updater and the evaluation; `plan` adds the
     parameters and the run's record. Inside `with`, a run that `plan` returned owns its
-    workdir, which it locks. `train` restores the state, opens the files and loops.
+    workdir, which it locks. `train` chooses the attention kernels, restores the state,
+    opens the files and loops.
     """
 
     saved_config: Config  # `config` is fitted: with the vocabulary's size
@@ -114,17 +114,19 @@ class Run:
         self.mesh = resolve.fit_mesh(config)
         rows = host_rows(self.mesh, config.train.batch_size, "train.batch_size")
         self.streams = make_streams(config, train_tokens, rows, ids)
-        host_rows(self.mesh, config.eval.streams, "eval.streams")
-        chosen = choose_kernels(config, workdir, self.mesh)
-        (model_config, eval_config), self.kernel_rows = chosen
-        self.updater = make_updater(model_config, config.train, config.optim, self.mesh)
-        self.evaluate = make_evaluate(
-            eval_config, config.eval, self.mesh, reset_memory_at=ids.eval_reset
-        )
-        self.valid_tokens = valid_tokens
+        self.valid_tokens, self.ids = valid_tokens, ids
+        self.use_kernels(config.model.kernel, config.model.kernel)
         self.params: Params | None = None  # of a fresh run; None = random
         self.send_line: SendLine = lambda step, numbers: None
         self.result: Json = {}
+
+    def use_kernels(self, training: str, evaluation: str) -> None:
+        """Makes the updater and the evaluation, each with an attention kernel."""
+        config, mesh, reset = self.config, self.mesh, self.ids.eval_reset
+        model = dataclasses.replace(config.model, kernel=training)
+        self.updater = make_updater(model, config.train, config.optim, mesh)
+        model = dataclasses.replace(config.model, kernel=evaluation)
+        self.evaluate = make_evaluate(model, config.eval, mesh, reset_memory_at=reset)
 
     def __enter__(self) -> Self:
         """Locks the workdir, and records the run in it."""
@@ -162,6 +164,8 @@ class Run:
         fetched after the next call has been dispatched, so the devices wait for the
         host at validations and saves only, before which all are fetched.
         """
+        if kernels := choose_kernels(self.config, self.workdir, self.mesh):
+            self.use_kernels(**kernels)
         started, train = time.perf_counter(), self.config.train
         with ExitStack() as stack:
             step, state, position = self._restore_and_open(stack)
@@ -200,10 +204,6 @@ class Run:
         first = restore_or_init(
             self.checkpoints, self.workdir, self.updater, self.params
         )
-        with distributed.together(*explain.storage_errors()):
-            if self.kernel_rows:  # process 0 has measured
-                text = json.dumps(self.kernel_rows, indent=2) + "\n"
-                storage.write_atomically(self.workdir / KERNELS_FILE, text)
         self.staging = enter(Staging(self.workdir, METRICS))
         folder, step = self.staging.folder, first.step
         B, L = train.batch_size, train.ext_len + train.tgt_len
@@ -387,10 +387,9 @@ def step_segments(config: Config, mesh: Mesh) -> Segment:
     Raises UserError if the streams of a chunk do not divide over the mesh.
     """
     train = config.train
-    L = padded_len(train)
     S = train.segments_per_update
     S *= train.updates_of_call(config.checkpoint.every_steps)
-    segments = abstract_segments(mesh, S, train.batch_size, L)
+    segments = abstract_segments(mesh, S, train.batch_size, config.train_width)
     streams = train.batch_size // train.batch_chunk
     check_streams(mesh, streams, "train.batch_size / batch_chunk")
     return segments

@@ -45,8 +45,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def measure(workloads: Any) -> Any:
         calls.append(workloads)
-        is_training = workloads["xla"].backward
-        return TRIALS["training" if is_training else "evaluation"]
+        trials = TRIALS["training" if workloads["xla"].backward else "evaluation"]
+        return {name: trial for name, trial in trials.items() if name in workloads}
 
     monkeypatch.setattr(kernel_choice, "measure", measure)
     names = ["xla", "chunked"]
@@ -54,17 +54,17 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def names(config: Config, workdir: Path) -> list[str]:
-    models, _ = choose_kernels(config, workdir, tiny.one_device())
-    return [model.kernel for model in models]
+CHOSEN = {"training": "chunked", "evaluation": "xla"}
+
+
+def chosen(config: Config, workdir: Path) -> dict[str, str]:
+    return choose_kernels(config, workdir, tiny.one_device())
 
 
 def test_each_part_is_measured_once_in_a_run(
     tmp_path: Path, measured: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models, rows = choose_kernels(CONFIG, tmp_path, tiny.one_device())
-    assert [model.kernel for model in models] == ["chunked", "xla"]
-    assert models[0] == dataclasses.replace(CONFIG.model, kernel="chunked")
+    assert chosen(CONFIG, tmp_path) == CHOSEN
     training, evaluation = measured
     assert {work.sizes[:4] for work in training.values()} == {(2, tiny.H, 6, 5)}
     # `xla` reads windows of whole segments, `chunked` all segments of a call.
@@ -74,20 +74,17 @@ def test_each_part_is_measured_once_in_a_run(
     said = capsys.readouterr().err
     assert line in said and "): chunked\n" in said
     assert "in evaluation on 1 x cpu: xla 2 ms, chunked o is off by 9% (" in said
-    assert not [*tmp_path.iterdir()], "a plan writes nothing"
 
-    (tmp_path / KERNELS_FILE).write_text(json.dumps(rows))
-    _, new = choose_kernels(CONFIG, tmp_path, tiny.one_device())
-    assert not new and "chunked, by kernels.json" in capsys.readouterr().err
-    assert names(CONFIG, tmp_path) == ["chunked", "xla"] and len(measured) == 2
+    assert chosen(CONFIG, tmp_path) == CHOSEN and len(measured) == 2
+    assert "chunked, by kernels.json" in capsys.readouterr().err
     other = dataclasses.replace(CONFIG.eval, streams=2)
-    assert names(dataclasses.replace(CONFIG, eval=other), tmp_path) and measured[2:]
+    assert chosen(dataclasses.replace(CONFIG, eval=other), tmp_path) == CHOSEN
     assert len(measured) == 3, "only another workload is measured again"
 
 
 def test_a_named_kernel_is_taken(tmp_path: Path, measured: list[Any]) -> None:
     named = dataclasses.replace(CONFIG, model=tiny.config(kernel="chunked"))
-    assert names(named, tmp_path) == ["chunked", "chunked"] and not measured
+    assert not chosen(named, tmp_path) and not measured
 
 
 def test_a_run_takes_and_writes_its_kernels(
@@ -106,7 +103,9 @@ def test_a_run_takes_and_writes_its_kernels(
     reading = dataclasses.replace(CONFIG.eval, streams=8)
     config = dataclasses.replace(CONFIG, train=once, eval=reading)
     for _ in range(2):
-        Run(config, tmp_path, text, text[:40]).train()
+        run = Run(config, tmp_path, text, text[:40])
+        assert bool(measured) == any(tmp_path.iterdir()), "training measures"
+        run.train()
         config = dataclasses.replace(
             config, train=dataclasses.replace(once, num_steps=2)
         )
@@ -132,30 +131,27 @@ def test_other_processes_take_the_choice_of_the_first(
         return np.stack([sent[0], values])
 
     monkeypatch.setattr(distributed, "gather", gather)
-    assert names(CONFIG, tmp_path) == ["chunked", "xla"]
+    assert chosen(CONFIG, tmp_path) == CHOSEN
     monkeypatch.setattr(distributed, "is_first", lambda: False)
-    assert names(CONFIG, tmp_path) == ["chunked", "xla"] and len(measured) == 2
+    assert chosen(CONFIG, tmp_path) == CHOSEN and len(measured) == 2
     assert sent[0].tolist() != sent[1].tolist()
 
 
-def test_damage_is_reported(tmp_path: Path, measured: list[Any]) -> None:
-    for text in ("{", "[]"):
-        (tmp_path / KERNELS_FILE).write_text(text)
-        with refused(KERNELS_FILE):
-            names(CONFIG, tmp_path)
+@pytest.mark.parametrize("text", ["{", "[]", '{"training on 1 x cpu": {}}'])
+def test_damage_is_reported(tmp_path: Path, measured: list[Any], text: str) -> None:
+    (tmp_path / KERNELS_FILE).write_text(text)
+    with refused(KERNELS_FILE):
+        chosen(CONFIG, tmp_path)
 
 
 def test_unknown_kernels_are_measured_again(
     tmp_path: Path, measured: list[Any]
 ) -> None:
-    _, rows = choose_kernels(CONFIG, tmp_path, tiny.one_device())
-    for row in rows.values():
-        row["kernel"] = "gone"
-    broken: list[Any] = [rows, dict.fromkeys(rows, {}), dict.fromkeys(rows, 3)]
-    for old in broken:
-        (tmp_path / KERNELS_FILE).write_text(json.dumps(old))
-        assert names(CONFIG, tmp_path) == ["chunked", "xla"]
-    assert len(measured) == 8
+    chosen(CONFIG, tmp_path)
+    text = (path := tmp_path / KERNELS_FILE).read_text()
+    path.write_text(text.replace('"kernel": "chunked"', '"kernel": "gone"'))
+    assert chosen(CONFIG, tmp_path) == CHOSEN
+    assert len(measured) == 3 and path.read_text() == text
 
 
 @pytest.mark.parametrize("batch_chunk, kernel", [(1, "chunked"), (2, "xla")])
@@ -166,7 +162,7 @@ def test_chunks_that_do_not_divide_take_xla(
     reading = dataclasses.replace(CONFIG.eval, streams=8)
     config = dataclasses.replace(CONFIG, train=train, eval=reading)
     mesh = make_mesh(MeshConfig())
-    models, _ = choose_kernels(config, tmp_path, mesh)
-    assert models[0].kernel == kernel and mesh.size == 8
-    widths = [x["xla"].sizes[2] for x in measured if x["xla"].backward]
-    assert widths == [6 + SLACK] * (batch_chunk == 1)
+    assert choose_kernels(config, tmp_path, mesh)["training"] == kernel
+    assert mesh.size == 8
+    (work,) = (x for x in measured if x["xla"].backward)
+    assert work.keys() == {"xla", kernel} and work["xla"].sizes[2] == 6 + SLACK

@@ -11,7 +11,6 @@ from jax import Array
 from jax.sharding import Mesh
 
 from txl_jax.config import Config
-from txl_jax.data.options import SLACK
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.kernels.dispatch import KERNELS, find_candidates
@@ -22,80 +21,66 @@ from txl_jax.model.interval import count_keys
 from txl_jax.model.positions import SCHEMES, position_terms
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, explain
-from txl_jax.runtime.storage import Json, refusing_damage
+from txl_jax.runtime.storage import refusing_damage, write_atomically
 from txl_jax.sharding.rules import shards
-from txl_jax.update.options import TrainConfig
 from txl_jax.workdir.folder import KERNELS_FILE
 
 PARTS = "training", "evaluation"
+Workloads = dict[str, Workload]  # by kernel
 
 
-def choose_kernels(
-    config: Config, workdir: Path, mesh: Mesh
-) -> tuple[list[ModelConfig], Json]:
-    """Returns (the models of training and of evaluation, new rows of KERNELS_FILE).
+def choose_kernels(config: Config, workdir: Path, mesh: Mesh) -> dict[str, str]:
+    """Returns the fastest kernel for each of PARTS; {} if there is no choice.
 
-    Their kernels are those of `model.kernel` or, with `auto`, of an earlier start on
-    the same kind and number of devices; otherwise process 0 measures them.
+    Process 0 measures, and writes KERNELS_FILE, from which later starts on the same
+    kind and number of devices take the same kernels.
     """
-    model, rows = config.model, Json()
-    names = [model.kernel] * len(PARTS)
-    if model.kernel == "auto":
-        names = ["xla"] * len(PARTS)
-        with distributed.together(*explain.storage_errors()):
-            if distributed.is_first():
-                old = read_rows(workdir)
-                rows |= old
-                names = [find_kernel(part, config, mesh, rows) for part in PARTS]
-                rows = {} if rows == old else rows
-        indices = np.array([[*KERNELS].index(name) for name in names])
-        names = [[*KERNELS][i] for i in distributed.gather(indices)[0]]
-    return [dataclasses.replace(model, kernel=name) for name in names], rows
+    if config.model.kernel != "auto":
+        return {}
+    parts = {part: make_workloads(part, config, mesh) for part in PARTS}
+    if all(len(workloads) == 1 for workloads in parts.values()):
+        return {}
+    names = ["xla"] * len(PARTS)
+    with distributed.together(*explain.storage_errors()):
+        if distributed.is_first():
+            names = read_or_measure(workdir / KERNELS_FILE, parts, mesh.size)
+    indices = np.array([[*KERNELS].index(name) for name in names])
+    names = [[*KERNELS][i] for i in distributed.gather(indices)[0]]
+    return dict(zip(PARTS, names, strict=True))
 
 
-def read_rows(workdir: Path) -> Json:
-    """Returns the rows of earlier starts; raises UserError if they are damaged."""
-    path = workdir / KERNELS_FILE
+def read_or_measure(
+    path: Path, parts: dict[str, Workloads], n_devices: int
+) -> list[str]:
+    """Returns the kernel of each part; adds those that it measures to a file."""
+    names, device = [], f"{n_devices} x {jax.local_devices()[0].device_kind}"
     with refusing_damage(path):
         rows = json.loads(path.read_text()) if path.exists() else {}
-        if not isinstance(rows, dict):
-            raise ValueError("it is not a JSON object")
-        return rows
+        known = {key: (row["kernel"], row["workloads"]) for key, row in rows.items()}
+    for part, workloads in parts.items():
+        key, as_json = f"{part} on {device}", json.loads(json.dumps(workloads))
+        name, measured = known.get(key, ("", None))
+        if measured == as_json and name in workloads:
+            say(f"attention in {key}: {name}, by {path.name}")
+        else:
+            with waiting("measuring the attention kernels"):
+                trials = measure(workloads)
+            name = choose(trials)
+            rows[key] = {"kernel": name, "trials": trials, "workloads": as_json}
+            say(f"attention in {key}: {describe(trials)}: {name}")
+        names.append(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(rows, indent=2) + "\n")
+    return names
 
 
-def find_kernel(part: str, config: Config, mesh: Mesh, rows: Json) -> str:
-    """Returns the kernel of a part of the run, measured if `rows` lacks it."""
-    workloads = make_workloads(part, config, mesh)
-    if [*workloads] == ["xla"]:
-        return "xla"
-    key = f"{part} on {mesh.size} x {jax.local_devices()[0].device_kind}"
-    work = json.loads(json.dumps(workloads))
-    old = rows.get(key)
-    if isinstance(old, dict) and old.get("workloads") == work:
-        if old.get("kernel") in workloads:
-            say(f"attention in {key}: {old['kernel']}, by {KERNELS_FILE}")
-            kept: str = old["kernel"]
-            return kept
-    with waiting("measuring the attention kernels"):
-        trials = measure(workloads)
-    name = choose(trials)
-    rows[key] = {"kernel": name, "trials": trials, "workloads": work}
-    say(f"attention in {key}: {describe(trials)}: {name}")
-    return name
-
-
-def padded_len(train: TrainConfig) -> int:
-    """Returns the tokens of a training segment's arrays."""
-    return train.ext_len + train.tgt_len + (SLACK if train.varlen else 0)
-
-
-def make_workloads(part: str, config: Config, mesh: Mesh) -> dict[str, Workload]:
+def make_workloads(part: str, config: Config, mesh: Mesh) -> Workloads:
     """Returns the workload of each kernel that applies, on one device of the mesh.
 
     Only `xla` is split by the compiler where streams do not divide over the mesh.
     """
     train, reading, model = config.train, config.eval, config.model
-    B, L = train.batch_size // train.batch_chunk, padded_len(train)
+    B, L = train.batch_size // train.batch_chunk, config.train_width
     if part == "evaluation":
         B, L = reading.streams, reading.ext_len + reading.tgt_len
         model = evaluation_model(model, reading)
