@@ -25,7 +25,7 @@ from txl_jax.runtime.storage import refusing_damage, write_atomically
 from txl_jax.sharding.rules import shards
 from txl_jax.workdir.folder import KERNELS_FILE
 
-PARTS = "training", "evaluation"
+PARTS = "training", "evaluation"  # of a run; each has its own kernel
 Workloads = dict[str, Workload]  # by kernel
 
 
@@ -52,7 +52,7 @@ def choose_kernels(config: Config, workdir: Path, mesh: Mesh) -> dict[str, str]:
 def read_or_measure(
     path: Path, parts: dict[str, Workloads], n_devices: int
 ) -> list[str]:
-    """Returns the kernel of each part; adds those that it measures to a file."""
+    """Returns each part's kernel, from the file or measured and added to it."""
     names, device = [], f"{n_devices} x {jax.local_devices()[0].device_kind}"
     with refusing_damage(path):
         rows = json.loads(path.read_text()) if path.exists() else {}
@@ -103,7 +103,7 @@ def make_workloads(part: str, config: Config, mesh: Mesh) -> Workloads:
 def make_workload(
     config: ModelConfig, mesh: Mesh, B: int, T: int, L: int, training: bool
 ) -> Workload:
-    """Returns the attention of one layer and device to T tokens, segments of L."""
+    """Returns the attention of a layer, on one device, to T tokens in segments of L."""
     A, M, scheme = config.d_head, config.mem_len, SCHEMES[config.position]
     biases = {name: jnp.zeros((config.n_head, A)) for name in scheme.biases}
     R_RD = scheme.encoding(config, M + T) if scheme.encoding else None
