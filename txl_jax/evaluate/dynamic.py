@@ -51,8 +51,9 @@ class Rule(NamedTuple):
 def model_without_dropout(model_config: ModelConfig, config: EvalConfig) -> ModelConfig:
     """Returns the model of evaluation, whose gradients then match its scores."""
     model = evaluation_model(model_config, config)
-    rates = "dropout", "outer_dropout", "dropatt", "word_dropout"
-    return dataclasses.replace(model, **dict.fromkeys(rates, 0.0))
+    return dataclasses.replace(
+        model, dropout=0.0, outer_dropout=0.0, dropatt=0.0, word_dropout=0.0
+    )
 
 
 def gradient(
