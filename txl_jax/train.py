@@ -160,7 +160,7 @@ class Run:
         BadNumbers if MOST_SKIPPED updates in a row are skipped. A resumed run repeats
         an interrupted validation.
 
-        A step is an update, and a call of `updater.step` makes several. Its metrics are
+        `step` counts updates; a call of `updater.step` makes several. Its metrics are
         fetched after the next call has been dispatched, so the devices wait for the
         host at validations and saves only, before which all are fetched.
         """

@@ -149,7 +149,8 @@ class Streams:
         length_B = np.where(new_B > 0, context_B + new_B, 0)
         real_BL = width_L < length_B[:, None]
         # The n-th new pair of the epoch is turn n; the context before turn 0 has
-        # turns below 0. Rotated, a stream wraps from its end to its beginning.
+        # turns below 0. Rotated, a stream wraps from its end to its beginning;
+        # otherwise a turn is an index.
         turn_BL = offset - context_B[:, None] + width_L
         index_BL = turn_BL + self._rotation_B(position.epoch)[:, None]
         count_B1 = self.count_B[:, None]
@@ -170,11 +171,11 @@ class Streams:
         if self.reset_memory_at != OFF:
             first_BL |= inputs_BL == self.reset_memory_at
         return Segment(
-            inputs_BL[None],
-            targets_BL[None],
-            scored_BL[None].astype(np.float32),
-            (real_BL & first_BL)[None],
-            length_B[None].astype(np.int32),
+            inputs_SBL=inputs_BL[None],
+            targets_SBL=targets_BL[None],
+            weights_SBL=scored_BL[None].astype(np.float32),
+            first_SBL=(real_BL & first_BL)[None],
+            length_SB=length_B[None].astype(np.int32),
         )
 
     def _read(self, epoch: int, index_BL: np.ndarray) -> np.ndarray:

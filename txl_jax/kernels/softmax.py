@@ -41,9 +41,14 @@ class Table(NamedTuple):
     bias_V: Array
 
 
+class ClusterSums(NamedTuple):
+    """For each token, a cluster's log-sum-exp, and the target's score or 0."""
+
+    lse_T: Array
+    score_T: Array
+
+
 Tables = tuple[Table, ...]
-# For each token, the log-sum-exp of a cluster's scores and the target's score, or 0.
-Sums = tuple[Array, Array]
 Gradients = tuple[Array, Table]  # for the hidden states and the table of a cluster
 Carry = TypeVar("Carry")  # of a loop
 
@@ -54,10 +59,10 @@ def cluster_sums(
     hidden: tuple[Array, ...],
     target_T: Array,
     tables: Tables,
-) -> list[Sums]:
+) -> list[ClusterSums]:
     """Returns the sums of each cluster, arbitrary for tokens without a target in it.
 
-    The first cluster has sums for all tokens.
+    The first cluster has sums for all tokens; their score_T is 0 if the target is rare.
 
     ends: the boundaries of the clusters. axis: the mesh axis over which the rows are
     sharded. hidden: h_TE for each cluster. target_T: sorted if there are clusters.
@@ -70,20 +75,22 @@ def cluster_sums(
     return sums if axis is None else [sum_devices(*each, axis) for each in sums]
 
 
-def sum_devices(lse_T: Array, score_T: Array, axis: str) -> Sums:
+def sum_devices(lse_T: Array, score_T: Array, axis: str) -> ClusterSums:
     """Returns the sums over the rows of all devices."""
     highest_T = jax.lax.pmax(jax.lax.stop_gradient(lse_T), axis)
     sum_T, score_T = jax.lax.psum((jnp.exp(lse_T - highest_T), score_T), axis)
-    return highest_T + jnp.log(sum_T), score_T
+    return ClusterSums(highest_T + jnp.log(sum_T), score_T)
 
 
-def plain_sums(axis: str | None, h_TE: Array, target_T: Array, table: Table) -> Sums:
+def plain_sums(
+    axis: str | None, h_TE: Array, target_T: Array, table: Table
+) -> ClusterSums:
     """Returns the sums of a vocabulary without clusters."""
     score_TV = scores(h_TE.dtype, h_TE, table)
     target_V = first_target(0, axis, table) + jnp.arange(score_TV.shape[1])
     hit_TV = target_T[:, None] == target_V
     score_T = jnp.where(hit_TV, score_TV, 0).sum(axis=1)
-    return jax.nn.logsumexp(score_TV, axis=1), score_T
+    return ClusterSums(jax.nn.logsumexp(score_TV, axis=1), score_T)
 
 
 def first_target(first: int, axis: str | None, table: Table) -> Array | int:
@@ -139,7 +146,7 @@ ACCELERATOR = Limits(1 << 22, 1 << 12)
 # H200, small blocks in loops whose length only the device knew took a third of an
 # update of wt103_nvidia, and copied their condition to the host 1,042 times.
 GPU_SCORES, GPU_PART, GPU_ROWS = 1 << 28, 32, 1 << 18
-# Block sizes are multiples of this number if the limits allow.
+# Tile sizes are multiples of this number if the limits allow.
 MULTIPLE = 8
 # Rare clusters have blocks for this many times the tokens that Zipf's law expects,
 # about twice the actual number: in WikiText-2, the words after the 10,000 most frequent
@@ -195,8 +202,8 @@ def equal_parts(size: int, most: int) -> int:
     return min(size, most, -(-part // MULTIPLE) * MULTIPLE)
 
 
-class Block(NamedTuple):
-    """A block of a cluster's tokens and rows.
+class Tile(NamedTuple):
+    """A block of a cluster's tokens with a block of its rows.
 
     A block that would end after the last token or row starts earlier. new_X is false
     for tokens of an earlier block or of another cluster; target_Y is -1 for such rows.
@@ -215,13 +222,13 @@ def over_blocks(
     axis: str | None,
     target_T: Array,
     tables: Tables,
-    visit: Callable[[Carry, Block], Carry],
+    visit: Callable[[Carry, Tile], Carry],
     carry: Carry,
 ) -> Carry:
     """Folds `visit` over the blocks of cluster i."""
     low, high = ends[i : i + 2]
     table, first = (tables[i], low) if len(tables) > 1 else (tables[0], 0)
-    origin = first_target(first, axis, table)
+    origin = first_target(first, axis, table)  # the target of the table's row 0
     T, V = len(target_T), len(table.bias_V)
     own_rows = min(high - low, V)
     X, Y, fixed_blocks = block_sizes(ends, i, T, own_rows)
@@ -238,14 +245,14 @@ def over_blocks(
 
         def visit_tokens(token_block: Array, carry: Carry) -> Carry:
             token, new_X = place(start + token_block * X, end, X, T)
-            return visit(carry, Block(token, new_X, row, rows, target_Y))
+            return visit(carry, Tile(token, new_X, row, rows, target_Y))
 
         if fixed_blocks:  # up to 4 without a loop
             unroll = min(fixed_blocks, 4)
             carry = jax.lax.fori_loop(
                 0, fixed_blocks, visit_tokens, carry, unroll=unroll
             )
-            if not i:
+            if not i:  # they hold all tokens
                 return carry
         # After fixed blocks, usually no token is left.
         blocks = (end - start + X - 1) // X
@@ -281,24 +288,26 @@ def blockwise_sums(
     hidden: tuple[Array, ...],
     target_T: Array,
     tables: Tables,
-) -> list[Sums]:
+) -> list[ClusterSums]:
     """Returns the sums of each cluster: see `cluster_sums`."""
 
-    def add(h_TE: Array, stats: Stats, block: Block) -> Stats:
-        h_XE, target_X, before_X, sum_X, score_X = (
-            part(x, block.token, len(block.new_X)) for x in (h_TE, target_T, *stats)
-        )
-        score_XY = scores(h_TE.dtype, h_XE, block.rows)
-        score_XY = jnp.where(block.target_Y < 0, MASKED, score_XY)
+    def add(h_TE: Array, stats: Stats, tile: Tile) -> Stats:
+        def of_tile(x_T: Array) -> Array:
+            return part(x_T, tile.token, len(tile.new_X))
+
+        h_XE, target_X = of_tile(h_TE), of_tile(target_T)
+        before_X, sum_X, score_X = map(of_tile, stats)
+        score_XY = scores(h_TE.dtype, h_XE, tile.rows)
+        score_XY = jnp.where(tile.target_Y < 0, MASKED, score_XY)
         highest_X = jnp.maximum(before_X, score_XY.max(axis=1))
         sum_X *= jnp.exp(before_X - highest_X)
         sum_X += jnp.exp(score_XY - highest_X[:, None]).sum(axis=1)
-        hit_XY = target_X[:, None] == block.target_Y
+        hit_XY = target_X[:, None] == tile.target_Y
         score_X += jnp.where(hit_XY, score_XY, 0).sum(axis=1)
 
         def update(x_T: Array, x_X: Array) -> Array:
-            old_X = part(x_T, block.token, len(x_X))
-            return put(x_T, jnp.where(block.new_X, x_X, old_X), block.token)
+            old_X = part(x_T, tile.token, len(x_X))
+            return put(x_T, jnp.where(tile.new_X, x_X, old_X), tile.token)
 
         return Stats(*map(update, stats, (highest_X, sum_X, score_X)))
 
@@ -310,47 +319,48 @@ def blockwise_sums(
         stats = Stats(zero_T + MASKED, zero_T + 1, zero_T)
         visit = functools.partial(add, h_TE)
         stats = over_blocks(i, ends, axis, target_T, tables, visit, stats)
-        result.append((stats.highest_T + jnp.log(stats.sum_T), stats.score_T))
+        lse_T = stats.highest_T + jnp.log(stats.sum_T)
+        result.append(ClusterSums(lse_T, stats.score_T))
     return result
 
 
-def forward(*args: Any) -> tuple[list[Sums], tuple[Any, ...]]:
+def forward(*args: Any) -> tuple[list[ClusterSums], tuple[Any, ...]]:
     """Returns the sums and the residuals."""
     sums = blockwise_sums(*args)
     return sums, (*args[2:], sums)
 
 
 def backward(
-    ends: tuple[int, ...], axis: str | None, saved: Any, grads: list[Sums]
+    ends: tuple[int, ...], axis: str | None, saved: Any, grads: list[ClusterSums]
 ) -> tuple[tuple[Array, ...], None, Tables]:
     """Returns the gradients of hidden states and tables, accumulated in float32."""
     hidden, target_T, tables, sums = saved
 
-    def add(tokens: tuple[Array, ...], carry: Gradients, block: Block) -> Gradients:
+    def add(tokens: tuple[Array, ...], carry: Gradients, tile: Tile) -> Gradients:
         h_XE, target_X, lse_X, grad_lse_X, grad_score_X = (
-            part(x, block.token, len(block.new_X)) for x in tokens
+            part(x, tile.token, len(tile.new_X)) for x in tokens
         )
         score = functools.partial(scores, h_XE.dtype)
-        score_XY, pull = jax.vjp(score, h_XE.astype(jnp.float32), block.rows)
+        score_XY, pull = jax.vjp(score, h_XE.astype(jnp.float32), tile.rows)
         grad_XY = jnp.exp(score_XY - lse_X[:, None]) * grad_lse_X[:, None]
-        hit_XY = target_X[:, None] == block.target_Y
+        hit_XY = target_X[:, None] == tile.target_Y
         grad_XY += jnp.where(hit_XY, grad_score_X[:, None], 0)
-        real_XY = block.new_X[:, None] & (block.target_Y >= 0)
+        real_XY = tile.new_X[:, None] & (tile.target_Y >= 0)
         more_XE, more = pull(jnp.where(real_XY, grad_XY, 0))
 
         def increase(x: Array, more: Array, start: Array) -> Array:
             return put(x, part(x, start, len(more)) + more, start)
 
         grad_TE, grad_table = carry
-        rows = block.row, block.row
+        rows = tile.row, tile.row
         grad_table = Table(*map(increase, grad_table, more, rows))
-        return increase(grad_TE, more_XE, block.token), grad_table
+        return increase(grad_TE, more_XE, tile.token), grad_table
 
     grad_hidden = []
     grad_tables = [jax.tree.map(jnp.zeros_like, table) for table in tables]
     for i, h_TE in enumerate(hidden):
         table = min(i, len(tables) - 1)
-        visit = functools.partial(add, (h_TE, target_T, sums[i][0], *grads[i]))
+        visit = functools.partial(add, (h_TE, target_T, sums[i].lse_T, *grads[i]))
         carry = jnp.zeros(h_TE.shape), grad_tables[table]
         carry = over_blocks(i, ends, axis, target_T, tables, visit, carry)
         grad_TE, grad_tables[table] = carry

@@ -75,7 +75,8 @@ def position_scores(
     R = jax.tree.leaves((r_HRA, bias_HR))[0].shape[1]
     if R < K:
         r_HRA, bias_HR = jax.tree.map(lambda x: x - x[:, :1], (r_HRA, bias_HR))
-    # Only the Y newest keys are nearer than R to some query. Y - R + 1 columns of zeros
+    # Only the Y newest keys are nearer than R to some query; usually all are, R = K,
+    # and one row of zeros is added. In general, Y - R + 1 columns of zeros
     # come before the R: one that `realign` drops, and the distances from R on. If they
     # are few, they are rows of zeros in r, because padding the scores copies them.
     Y = min(K, R + L - 1)

@@ -108,7 +108,8 @@ class EmbeddingAndSoftmax(nn.Module):
     def embed(self, tokens_BL: Array) -> Array:
         """Returns h_BLD: rows of the tables, projected, times sqrt(D)."""
         config = self.config
-        # Split by the compiler, this would gather the batch for the tables' gradients.
+        # The sum of all devices' gradients, for which the compiler would gather the
+        # batch. On one device, this is self._rows(shared, tokens_BL).
         shared = tuple(self.tables), tuple(self.projs)
         h_BLD = over_streams(self._rows, shared, jnp.asarray(tokens_BL))
         h_BLD *= jnp.asarray(config.d_model**0.5, config.compute_dtype)
@@ -167,7 +168,7 @@ class EmbeddingAndSoftmax(nn.Module):
     def nll(self, hidden_BLD: Array, targets_BL: Array) -> Array:
         """Returns -log p(target), nll_BL in nats, in token order.
 
-        A cluster costs in proportion to its number of tokens. On a mesh each device
+        A rare cluster is scored for its own tokens only. On a mesh each device
         scores its own streams. The tables' rows are sharded if all tables divide over
         the mesh axis of the vocabulary.
         """
@@ -216,7 +217,7 @@ def nll_of_streams(
         for proj_ED in params.projs
     )
     sums = cluster_sums(ends, axis, hidden, target_T, params.tables)
-    lse_T, score_T = sums[0]
+    lse_T, score_T = sums[0]  # score_T is 0 for the targets of rare clusters
     if params.choice is None:
         return (lse_T - score_T).reshape(targets_BL.shape)
     # All tokens need the first softmax, which also predicts the cluster.

@@ -90,7 +90,7 @@ class Attention(nn.Module):
         # Equation 2: queries come from the segment, keys and values also from memory.
         h_BKD = jnp.concatenate([memory.h_BMD.astype(h_BLD.dtype), h_BLD], axis=1)
         x_BKD, x_BLD, n_constant = h_BKD, h_BLD, M
-        if config.pre_lnorm:  # the norm gets a gradient from the memory's keys
+        if config.pre_lnorm:  # the norm's scale gets a gradient from the memory's keys
             x_BKD, n_constant = norm(h_BKD), 0
             x_BLD = x_BKD[:, -L:]
         q_BLHA = checkpoint_name(product("BLD,HAD->BLHA", x_BLD, q_HAD), "q")
@@ -119,7 +119,10 @@ class Attention(nn.Module):
 def attend(
     config: ModelConfig, operands: Operands, kernel: Kernel | None = None
 ) -> Array:
-    """Returns o_BLHA of a kernel, by default the config's; no key is rotated yet."""
+    """Returns o_BLHA of a kernel, by default the config's, such as `xla.rel_attention`.
+
+    No key is rotated yet.
+    """
     operands = rotate_queries_and_keys(config, operands)
     return (kernel or choose_kernel(config.kernel, operands))(operands)
 

@@ -1,10 +1,12 @@
 """The modules from which a layer is built, and how parameters start.
 
-Weights are boxed with the letters of their dimensions. Linear layers are products in
-the fast form of a device (`kernels.product`). Dropout hashes counters, as attention
-does (`kernels.hash`): several times cheaper than a random number per element, to
-compute and especially to compile, and independent of the mesh, because the mask depends
-on global indices.
+Weights are boxed with the letters of their dimensions. Linear layers are einsums in the
+operands' dtype, in the fast form of a device (`kernels.product`). Dropout hashes
+counters, as attention does (`kernels.hash`): several times cheaper than a random number
+per element, to compute and especially to compile, and independent of the mesh, because
+the mask depends on global indices.
+
+Dims: X features of an input, Y of an output, C = D.
 """
 
 import functools
@@ -161,8 +163,8 @@ class Dropout(nn.Module):
         *leading, features = x.shape
         for size in [*leading[:-1], 1] if self.variational else leading:
             start = murmur3(start[..., None] ^ jnp.arange(size, dtype=jnp.uint32))
-        features_D = jnp.arange(features, dtype=jnp.uint32)
-        keep = keep_index(self.rate, start[..., None], features_D)
+        feature = jnp.arange(features, dtype=jnp.uint32)
+        keep = keep_index(self.rate, start[..., None], feature)
         if self.relu:
             return drop_relu(x, keep, self.rate)
         return jnp.where(keep, x / (1 - self.rate), 0)

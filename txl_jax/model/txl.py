@@ -99,8 +99,10 @@ class TransformerXL(nn.Module):
         if self.scheme.encoding:
             R_RD = self.scheme.encoding(config, memory.mem_len + L)
             R_RD = self.drop_R(R_RD.astype(dtype))
-        h_BLD, (h_NBLD, fast) = self.layers(h_BLD, memory.layers, biases, call, R_RD)
-        return self.drop_rows(h_BLD), memory.append(h_NBLD, call, fast)
+        h_BLD, (inputs_NBLD, fast) = self.layers(
+            h_BLD, memory.layers, biases, call, R_RD
+        )
+        return self.drop_rows(h_BLD), memory.append(inputs_NBLD, call, fast)
 
     def nll(
         self, tokens_BL: Array, targets_BL: Array, memory: Memory, **segment: Any

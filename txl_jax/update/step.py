@@ -1,12 +1,13 @@
 """The training step: a call to the devices, which makes several updates.
 
-A step makes updates, an update sums gradients over chunks of the streams, and a chunk
-reads its segments, between which the memory passes. Normally an update has one segment
-and one chunk. train.gradient_segments are first joined into one long segment, inside
-which gradients pass through the memory. With train.batch_chunk above 1, each chunk is a
-smaller batch with its own memory.
+A call makes U updates, of train.segments_per_update segments each. An update sums
+gradients over chunks of the streams, and a chunk reads its segments, between which the
+memory passes. Normally an update has one segment and one chunk. train.gradient_segments
+are first joined into one long segment, inside which gradients pass through the memory.
+With train.batch_chunk above 1, each chunk is a smaller batch with its own memory.
 
-Dims: S segments of a call, U updates, J joined segments of an update, C chunks.
+Dims: S segments of a call, or of an update inside `update`; U updates, J joined
+segments of an update, C chunks.
 """
 
 import dataclasses
@@ -60,7 +61,7 @@ class Outcome(NamedTuple):
     memory: Memory
 
 
-Carry = tuple[Sums, Memory]
+SumsAndMemory = tuple[Sums, Memory]
 Loss = tuple[Array, Outcome]  # see `nll_sum`
 Differentiate = Callable[[Memory, OneSegment, Array], tuple[Loss, Params]]
 
@@ -152,10 +153,10 @@ class TrainStep:
         """Returns the state with new parameters; grads: summed over the tokens."""
         grads = mean_gradient(grads, tokens)
         with jax.named_scope("optimizer"):
-            updates, opt_state = self.optimizer.update(
+            changes, opt_state = self.optimizer.update(
                 grads, state.opt_state, state.params, grad_norm=grad_norm
             )
-            params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)
+            params = jax.tree.map(lambda p, x: p - lr * x, state.params, changes)
         state = dataclasses.replace(state, params=params, opt_state=opt_state)
         if self.add_to_average:
             average = self.add_to_average(state.average, state.params, state.step)
@@ -184,7 +185,7 @@ def sum_gradients(
     segments: Segment,
     key: Array,
     config: TrainConfig,
-) -> Carry:
+) -> SumsAndMemory:
     """Returns (the sums over the segments of an update, the memory after them).
 
     If an update is one segment of one chunk, gradients have the dtypes that
@@ -193,19 +194,20 @@ def sum_gradients(
     segments = join(segments, config.gradient_segments)
     segment_len = config.tgt_len if config.gradient_segments > 1 else 0
     cast = cast_layers(params, model.config.compute_dtype)
+    # (parameters, memory, segment, key) -> Loss, differentiated by the parameters
     loss = functools.partial(nll_sum, model, segment_len=segment_len)
     differentiate = functools.partial(jax.value_and_grad(loss, has_aux=True), cast)
-    add_next = functools.partial(add_chunk, differentiate, key)
+    add_next_chunk = functools.partial(add_chunk, differentiate, key)
     C, zero = config.batch_chunk, jnp.zeros(())
     parts = C * len(segments.length_SB)
     zeros = jax.tree.map(jnp.zeros_like, params if parts > 1 else cast)
     sums = Sums(zero, zero, zeros)
     if C == 1:
-        return add_next(sums, (0, memory, segments))
+        return add_next_chunk(sums, (0, memory, segments))
     axes = stream_dimension((memory, segments))
     split = functools.partial(split_streams, C=C)
     chunks = jax.tree.map(split, (memory, segments), axes)
-    sums, memory = jax.lax.scan(add_next, sums, (jnp.arange(C), *chunks))
+    sums, memory = jax.lax.scan(add_next_chunk, sums, (jnp.arange(C), *chunks))
     return sums, jax.tree.map(join_streams, memory, axes[0])
 
 
@@ -214,7 +216,7 @@ def add_chunk(
     key: Array,
     sums: Sums,
     chunk: tuple[int | Array, Memory, Segment],
-) -> Carry:
+) -> SumsAndMemory:
     """Adds the sums of one chunk, given as (number, memory, segments)."""
     c, memory, segments = chunk
     add_next = functools.partial(add_segment, differentiate, key, c)
@@ -229,9 +231,9 @@ def add_segment(
     differentiate: Differentiate,
     key: Array,
     c: int | Array,
-    carry: Carry,
+    carry: SumsAndMemory,
     numbered: tuple[int | Array, OneSegment],
-) -> tuple[Carry, None]:
+) -> tuple[SumsAndMemory, None]:
     """Adds segment j of chunk c, whose key is `fold_in(fold_in(key, j), c)`."""
     (sums, memory), (j, segment) = carry, numbered
     key = jax.random.fold_in(jax.random.fold_in(key, j), c)
@@ -269,7 +271,7 @@ def nll_sum(
 
 
 def cast_layers(params: Params, dtype: DTypeLike) -> Params:
-    """Returns the parameters with the layers' matrices in dtype.
+    """Returns the parameters with the layers' matrices, stacked [N, ..], in dtype.
 
     The layers use them only in this dtype, except the matrices of fast weights, which
     keep theirs. Casting inside the scan would repeat it in each pass.
