@@ -120,7 +120,7 @@ def replacing(path: Path) -> Iterator[io.BytesIO]:
     try:
         yield content
         with naming(path):
-            fresh.write_bytes(content.getbuffer())
+            fresh.write_bytes(content.getvalue())
             sync(fresh)
             fresh.replace(target)
     finally:
