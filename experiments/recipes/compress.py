@@ -17,8 +17,8 @@ read again, Y = B + R, X predictions to mix, C cache entries.
 import dataclasses
 import hashlib
 import importlib.metadata
-import inspect
 import os
+import resource
 import sys
 import time
 import zlib
@@ -54,7 +54,7 @@ from txl_jax.update.state import Average, TrainState, init_state
 from txl_jax.update.step import TrainStep
 
 from ..figures import program
-from .counts import Counts
+from . import counts
 
 with epy.lazy_imports():  # of an extra
     import constriction
@@ -74,7 +74,6 @@ JUMP = 0.05  # the probability that a segment is read again at a new random plac
 THETA = 0.3  # inverse temperature of the cache
 WEIGHTS = 0.35, 0.15, *[0.0] * 10, 0.4  # the model's and the match's, at first
 WEIGHT_RATE = 0.001
-DENSEST = 1 << 21  # bytes in a word of 32 bits: no probability is above 1 - 2^-16
 # A memory; the cache: h_CD, the bytes that follow, or V, and the slot of the newest.
 State = tuple[RingMemory, Array, Array, Array]
 
@@ -114,38 +113,34 @@ def predict(before: State, params: Params, byte_B: Array) -> tuple[State, Array]
 class Coder:
     """The compiled programs that encoder and decoder share, and their state."""
 
-    def __init__(self, size: int, seed: int) -> None:
+    def __init__(self, size: int, seed: int, no_model: bool) -> None:
         refuse(not 0 <= seed < 2**32, f"seed = {seed} must be from 0 to 2**32 - 1")
         backend = jax.default_backend()  # GPUs add in an order that varies
         refuse(backend != "cpu", "compress runs on CPUs only: set JAX_PLATFORMS=cpu")
-        self.size, self.W = size, -(-size // B)
+        self.size, self.W, self.no_model = size, -(-size // B), no_model
         self.text_BT = np.zeros((B, 1 + max(self.W, L)), np.int32)  # starts with 0
         self.random = np.random.default_rng(seed)
         self.stream_Y, self.start_Y = np.zeros((2, B + R), int)
         mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
         init, _ = init_state(MODEL, OPTIMIZER, B + R, seed, mesh, averages=True)
         self.state = init()
-        opened = jax.jit(open_memory)(self.state.params, self.state.memory)
-        cache = jnp.zeros((C, MODEL.d_model)), jnp.full(C, V), jnp.int32(0)
-        self.params, self.before = opened[0], (opened[1], *cache)
+        self.params, ring = jax.jit(open_memory)(self.state.params, self.state.memory)
+        self.before = ring, jnp.zeros((C, MODEL.d_model)), jnp.full(C, V), jnp.int32(0)
         self.learn = Program("the update", learn, carries=True, donates=True)
         self.predict = Program("the prediction", predict, carries=True, donates=True)
-        lowered = (
-            self.learn.lower(self.state, self.choose_segments(0)),  # also draws
-            self.predict.lower(self.before, self.params, self.text_BT[:, 0]),
-        )
-        parts = [x.as_text().encode() for x in lowered]
+        lowered = [self.learn.lower(self.state, self.choose_segments(0))]  # also draws
+        lowered.append(self.predict.lower(self.before, self.params, self.text_BT[:, 0]))
+        parts = [str(no_model).encode(), *(x.as_text().encode() for x in lowered)]
         parts += [np.asarray(x).tobytes() for x in jax.tree.leaves(self.params)]
-        parts += [Path(x).read_bytes() for x in (__file__, inspect.getfile(Counts))]
+        parts += [Path(x).read_bytes() for x in (__file__, counts.__file__)]
         parts += [f(np.arange(1, 999) / 99).tobytes() for f in (np.exp, np.log)]
-        flags = os.environ.get("XLA_FLAGS", "").encode()
         # What predictions depend on, besides the bytes.
         self.needs = provenance.versions() | {
             "constriction": importlib.metadata.version("constriction"),
             "usable cores": str(programs.usable_cores()),
             "processor": programs.processor()[:8],
-            "program": hashlib.sha256(b"".join(parts)).hexdigest()[:8],
-            "XLA_FLAGS": f"{zlib.crc32(flags):x}",
+            "program (or --no_model)": hashlib.sha256(b"".join(parts)).hexdigest()[:8],
+            "XLA_FLAGS": f"{zlib.crc32(os.environ.get('XLA_FLAGS', '').encode()):x}",
         }
 
     def run(self, code: Callable[[Any, int, int], int]) -> bytes:
@@ -155,13 +150,14 @@ class Coder:
         """
         Categorical = constriction.stream.model.Categorical
         state, params, before = self.state, self.params, self.before
-        weight_X, counts = np.array(WEIGHTS), Counts(B)
+        weight_X, counted = np.array(WEIGHTS), counts.Counts(B)
+        log_model_BXV = np.zeros((B, 2, V))  # constant, so it changes no mixture
         with Progress("coded", self.size, unit="bytes") as bar:
             for t in range(self.W):
                 byte_B = self.text_BT[:, t]
-                before, log_p_BXV = self.predict(before, params, byte_B)
-                log_counts_BXV = counts.predict(byte_B)  # while XLA predicts
-                log_p_BXV = np.concatenate([log_p_BXV, log_counts_BXV], axis=1)
+                if not self.no_model:  # XLA predicts while bytes are counted
+                    before, log_model_BXV = self.predict(before, params, byte_B)
+                log_p_BXV = np.hstack([log_model_BXV, counted.predict(byte_B)])
                 if not np.isfinite(log_p_BXV).all():
                     raise BadNumbers(f"the predictions of byte {t} are not finite")
                 for b, log_p_XV in enumerate(log_p_BXV):
@@ -171,11 +167,11 @@ class Coder:
                     byte = code(Categorical(p_V, perfect=False), b, t)
                     weight_X += WEIGHT_RATE * (log_p_XV[:, byte] - log_p_XV @ p_V)
                     self.text_BT[b, t + 1] = byte
-                if (t + 1) % L == 0:
+                bar(min(B * (t + 1), self.size))
+                if (t + 1) % L == 0 and not self.no_model:
                     segment = self.choose_segments(t // L)
                     state, (params, memory) = self.learn(state, segment)
                     before = memory, *before[1:]
-                    bar(min(B * (t + 1), self.size))
         return self.text_BT[:, 1 : 1 + self.W].astype(np.uint8).tobytes()[: self.size]
 
     def choose_segments(self, k: int) -> Segment:
@@ -197,10 +193,10 @@ class Coder:
         )
 
 
-def encode(data: bytes, seed: int) -> bytes:
+def encode(data: bytes, seed: int, no_model: bool = False) -> bytes:
     """Returns a compressed file."""
     encoder = constriction.stream.queue.RangeEncoder()
-    coder = Coder(len(data), seed)
+    coder = Coder(len(data), seed, no_model)
     byte_BW = np.frombuffer(data + bytes(-len(data) % B), np.uint8).reshape(B, -1)
 
     def code(model: Any, b: int, t: int) -> int:
@@ -216,7 +212,7 @@ def encode(data: bytes, seed: int) -> bytes:
     return content + zlib.crc32(content).to_bytes(4, "little")
 
 
-def decode(content: bytes, file: Path) -> bytes:
+def decode(content: bytes, file: Path, no_model: bool = False) -> bytes:
     """Returns the original; raises UserError for damage or other predictions."""
     content, checksum = content[:-4], content[-4:]
     is_damaged = zlib.crc32(content).to_bytes(4, "little") != checksum
@@ -227,9 +223,9 @@ def decode(content: bytes, file: Path) -> bytes:
         size_text, seed_text, digest, *needs = head.split("\n")
         size, seed = int(size_text), int(seed_text)
         body = np.frombuffer(content[end:], "<u4").astype(np.uint32)
-        if not 0 <= size <= DENSEST * len(body):
+        if not 0 <= size <= len(body) << 21:  # no probability is above 1 - 2^-16
             raise ValueError(f"{size} bytes are not in {len(content)}")
-    coder = Coder(size, seed)
+    coder = Coder(size, seed, no_model)
     before = dict(zip(coder.needs, needs, strict=False))
     changes = "; ".join(
         f"{name} was {before.get(name)}, is now {now}"
@@ -247,21 +243,24 @@ def decode(content: bytes, file: Path) -> bytes:
     return data
 
 
-def convert(direction: str, file: Path, out: Path, seed: int) -> dict[str, Any]:
+def convert(
+    direction: str, file: Path, out: Path, seed: int, no_model: bool = False
+) -> dict[str, Any]:
     """Writes a file, and returns its figures; the seconds include compilation."""
     programs.keep()
-    started, source = time.perf_counter(), file.read_bytes()
+    started, data = time.perf_counter(), file.read_bytes()
     encodes = direction == "encode"
     with replacing(out) as new:
-        result = encode(source, seed) if encodes else decode(source, file)
-        new.write(result)
-    plain, packed = (source, result) if encodes else (result, source)
+        made = encode(data, seed, no_model) if encodes else decode(data, file, no_model)
+        new.write(made)
+    plain, packed = (data, made) if encodes else (made, data)
     return {
         "direction": direction,
         "bytes": len(plain),
         "compressed_bytes": len(packed),
         "bits_per_byte": 8 * len(packed) / max(len(plain), 1),
         "seconds": time.perf_counter() - started,
+        "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "provenance": provenance.describe_result(),
     }
 
@@ -272,6 +271,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", type=program.path)
     parser.add_argument("out", type=program.new_path)
     parser.add_argument("--seed", type=int, default=1, help="of a new file")
+    parser.add_argument("--no_model", action="store_true", help="mix only the counts")
     return program.run(parser, lambda args: convert(**vars(args)), argv)
 
 

@@ -46,6 +46,20 @@ def test_files_are_compressed_and_restored(tmp_path: Path) -> None:
     assert (tmp_path / "b4").stat().st_size < 100
 
 
+def test_counts_alone_compress_too(tmp_path: Path) -> None:
+    compress = importlib.import_module("experiments.recipes.compress")
+    text = b"It is raining, and it has rained. " * 60
+    file, out, copy = (tmp_path / name for name in ("file", "out", "copy"))
+    file.write_bytes(text)
+    result = compress.convert("encode", file, out, seed=1, no_model=True)
+    assert out.stat().st_size < len(text) // 3
+    assert 1e8 < result["peak_bytes"] < 1e11
+    with refused(re.escape("program (or --no_model) was ")):
+        compress.convert("decode", out, copy, seed=1)
+    compress.convert("decode", out, copy, seed=1, no_model=True)
+    assert copy.read_bytes() == text
+
+
 def test_what_cannot_be_decoded_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
