@@ -164,5 +164,8 @@ def test_chunks_that_do_not_divide_take_xla(
     mesh = make_mesh(MeshConfig())
     assert choose_kernels(config, tmp_path, mesh)["training"] == kernel
     assert mesh.size == 8
-    (work,) = (x for x in measured if x["xla"].backward)
-    assert work.keys() == {"xla", kernel} and work["xla"].sizes[2] == 6 + SLACK
+    # A single candidate is not measured.
+    works = [x for x in measured if x["xla"].backward]
+    assert len(works) == (kernel != "xla")
+    for work in works:
+        assert work.keys() == {"xla", kernel} and work["xla"].sizes[2] == 6 + SLACK

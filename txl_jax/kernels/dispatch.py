@@ -26,7 +26,8 @@ FASTEST = {"NVIDIA H200": "cudnn"}
 def choose_kernel(name: str, operands: Operands) -> Kernel:
     """Returns the kernel of that name; for `auto` see FASTEST.
 
-    A training has replaced `auto` by what it measured (`workdir.kernel_choice`).
+    A training with a choice has replaced `auto` by what it measured
+    (`workdir.kernel_choice`).
     """
     return KERNELS[known_fastest(operands) if name == "auto" else name]
 

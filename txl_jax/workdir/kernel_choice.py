@@ -54,10 +54,14 @@ def read_or_measure(
 ) -> list[str]:
     """Returns each part's kernel, from the file or measured and added to it."""
     names, device = [], f"{n_devices} x {jax.local_devices()[0].device_kind}"
+    is_new = False
     with refusing_damage(path):
         rows = json.loads(path.read_text()) if path.exists() else {}
         known = {key: (row["kernel"], row["workloads"]) for key, row in rows.items()}
     for part, workloads in parts.items():
+        if len(workloads) == 1:
+            names += workloads
+            continue
         key, as_json = f"{part} on {device}", json.loads(json.dumps(workloads))
         name, measured = known.get(key, ("", None))
         if measured == as_json and name in workloads:
@@ -67,10 +71,12 @@ def read_or_measure(
                 trials = measure(workloads)
             name = choose(trials)
             rows[key] = {"kernel": name, "trials": trials, "workloads": as_json}
+            is_new = True
             say(f"attention in {key}: {describe(trials)}: {name}")
         names.append(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(rows, indent=2) + "\n")
+    if is_new:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(rows, indent=2) + "\n")
     return names
 
 
