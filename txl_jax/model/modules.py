@@ -194,7 +194,11 @@ drop_relu.defvjp(_drop_relu_forward, _drop_relu_backward)
 
 
 class WordDropout(nn.Module):
-    """Drops all occurrences of randomly chosen words (Merity et al. 2018)."""
+    """Drops all occurrences of randomly chosen words (Merity et al. 2018).
+
+    The first token of a segment is kept. Zeros that see only themselves stay zero in
+    every pre-norm layer, where each norm multiplies their gradient by epsilon^-1/2.
+    """
 
     rate: float
 
@@ -206,6 +210,7 @@ class WordDropout(nn.Module):
         keep_BL = keep_index(
             self.rate, murmur3(seed(self)), tokens_BL.astype(jnp.uint32)
         )
+        keep_BL = keep_BL.at[:, 0].set(True)
         return jnp.where(keep_BL[..., None], h_BLD / (1 - self.rate), 0)
 
 
