@@ -112,7 +112,7 @@ def read_with_dropout(config: ModelConfig, seed: int | None) -> Any:
 def test_dropout_is_on_if_and_only_if_its_rng_is_passed() -> None:
     off_BL, memory = read_with_dropout(tiny.CONFIG, None)
     tiny.assert_equal(read_with_dropout(DROPOUT, None), (off_BL, memory))
-    # `test_dropout` tests the other dropout, which is not of attention weights.
+    # `test_modules` tests the other dropout, which is not of attention weights.
     config = tiny.config(dropatt=0.3)
     on_BL, other_BL = (np.asarray(read_with_dropout(config, n)[0]) for n in (0, 1))
     assert (np.abs(on_BL - off_BL) > 1e-3).any(axis=1).all()

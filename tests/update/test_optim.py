@@ -109,12 +109,13 @@ def shapes(**changes: Any) -> dict[str, tuple[int, ...]]:
     return {name: leaf.shape for name, leaf in flat.items()}
 
 
-# Every name that a parameter can have; u is per layer, w is not.
+# Every name that a parameter can have, and a new one; u is per layer, w is not.
 VARIANTS = {
     **shapes(feed_forward="swiglu", qk_norm=True, **tiny.GATED),
     **shapes(),
     **shapes(position="shaw_biased", n_position=5),
     **shapes(position="learned", n_position=5, mem_len=0),
+    "layers/attention/new_scale": (3, 4),
 }
 MATRICES = {
     *(f"layers/attention/{name}" for name in "qkvro"),

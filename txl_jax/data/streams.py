@@ -206,7 +206,8 @@ class Streams:
         for _ in range(S):
             parts.append(self._segment(position))
             position = self._after(position)
-        return Segment(*map(np.concatenate, zip(*parts, strict=True))), position
+        fields = zip(*parts, strict=True)
+        return Segment._make(map(np.concatenate, fields)), position
 
     def epoch(self) -> Iterator[Segment]:
         """Yields every segment of the split once, with S = 1."""

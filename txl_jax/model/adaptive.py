@@ -108,7 +108,7 @@ class EmbeddingAndSoftmax(nn.Module):
     def embed(self, tokens_BL: Array) -> Array:
         """Returns h_BLD: rows of the tables, projected, times sqrt(D)."""
         config = self.config
-        # The sum of all devices' gradients, for which the compiler would gather the
+        # Sums the tables' gradients over devices, where the compiler would gather the
         # batch. On one device, this is self._rows(shared, tokens_BL).
         shared = tuple(self.tables), tuple(self.projs)
         h_BLD = over_streams(self._rows, shared, jnp.asarray(tokens_BL))

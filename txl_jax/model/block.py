@@ -119,9 +119,9 @@ class Attention(nn.Module):
 def attend(
     config: ModelConfig, operands: Operands, kernel: Kernel | None = None
 ) -> Array:
-    """Returns o_BLHA of a kernel, by default the config's, such as `xla.rel_attention`.
+    """Returns o_BLHA of a kernel, by default the one that config.kernel names.
 
-    No key is rotated yet.
+    For "xla" it is `xla.rel_attention`. No key is rotated yet.
     """
     operands = rotate_queries_and_keys(config, operands)
     return (kernel or choose_kernel(config.kernel, operands))(operands)

@@ -132,13 +132,14 @@ class ModelConfig(
         0.1,
         fraction,
         roles=FREE,
-        help="Dropout of embeddings, positions and sublayers' outputs.",
+        help="Dropout of embeddings, positions, sublayers' outputs and the output.",
     )
     outer_dropout: float = field(
         0.0,
         fraction,
         roles=FREE,
-        help="Dropout of embeddings and of the last layer's output. 0 is dropout.",
+        help="Dropout of embeddings and the output, instead of model.dropout. 0 is "
+        "model.dropout.",
     )
     dropatt: float = field(
         0.0, fraction, roles=FREE, help="Dropout of attention probabilities."
