@@ -59,6 +59,7 @@ from . import counts
 with epy.lazy_imports():  # of an extra
     import constriction
 
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of ru_maxrss
 B, R, L, C, V = 2, 10, 32, 2000, 256
 MODEL = ModelConfig(
     vocab_size=V, n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512,
@@ -130,7 +131,7 @@ class Coder:
         self.predict = Program("the prediction", predict, carries=True, donates=True)
         lowered = [self.learn.lower(self.state, self.choose_segments(0))]  # also draws
         lowered.append(self.predict.lower(self.before, self.params, self.text_BT[:, 0]))
-        parts = [str(no_model).encode(), *(x.as_text().encode() for x in lowered)]
+        parts = [x.as_text().encode() for x in lowered]
         parts += [np.asarray(x).tobytes() for x in jax.tree.leaves(self.params)]
         parts += [Path(x).read_bytes() for x in (__file__, counts.__file__)]
         parts += [f(np.arange(1, 999) / 99).tobytes() for f in (np.exp, np.log)]
@@ -139,7 +140,7 @@ class Coder:
             "constriction": importlib.metadata.version("constriction"),
             "usable cores": str(programs.usable_cores()),
             "processor": programs.processor()[:8],
-            "program (or --no_model)": hashlib.sha256(b"".join(parts)).hexdigest()[:8],
+            "program": hashlib.sha256(b"".join(parts)).hexdigest()[:8],
             "XLA_FLAGS": f"{zlib.crc32(os.environ.get('XLA_FLAGS', '').encode()):x}",
         }
 
@@ -205,14 +206,15 @@ def encode(data: bytes, seed: int, no_model: bool = False) -> bytes:
 
     coder.run(code)
     digest = hashlib.sha256(data).hexdigest()[:16]
-    fields = str(len(data)), str(seed), digest, *coder.needs.values()
+    numbers = len(data), seed, int(no_model)
+    fields = *map(str, numbers), digest, *coder.needs.values()
     head = zlib.compress("\n".join(fields).encode(), wbits=-15)
     body = encoder.get_compressed().astype("<u4").tobytes()
     content = len(head).to_bytes(2, "little") + head + body
     return content + zlib.crc32(content).to_bytes(4, "little")
 
 
-def decode(content: bytes, file: Path, no_model: bool = False) -> bytes:
+def decode(content: bytes, file: Path) -> bytes:
     """Returns the original; raises UserError for damage or other predictions."""
     content, checksum = content[:-4], content[-4:]
     is_damaged = zlib.crc32(content).to_bytes(4, "little") != checksum
@@ -220,12 +222,13 @@ def decode(content: bytes, file: Path, no_model: bool = False) -> bytes:
     with refusing_damage(file, "another version may have written it", zlib.error):
         end = 2 + int.from_bytes(content[:2], "little")
         head = zlib.decompress(content[2:end], wbits=-15).decode()
-        size_text, seed_text, digest, *needs = head.split("\n")
-        size, seed = int(size_text), int(seed_text)
+        *numbers, digest = head.split("\n")[:4]
+        size, seed, no_model = map(int, numbers)
+        needs = head.split("\n")[4:]
         body = np.frombuffer(content[end:], "<u4").astype(np.uint32)
         if not 0 <= size <= len(body) << 21:  # no probability is above 1 - 2^-16
             raise ValueError(f"{size} bytes are not in {len(content)}")
-    coder = Coder(size, seed, no_model)
+    coder = Coder(size, seed, bool(no_model))
     before = dict(zip(coder.needs, needs, strict=False))
     changes = "; ".join(
         f"{name} was {before.get(name)}, is now {now}"
@@ -251,7 +254,7 @@ def convert(
     started, data = time.perf_counter(), file.read_bytes()
     encodes = direction == "encode"
     with replacing(out) as new:
-        made = encode(data, seed, no_model) if encodes else decode(data, file, no_model)
+        made = encode(data, seed, no_model) if encodes else decode(data, file)
         new.write(made)
     plain, packed = (data, made) if encodes else (made, data)
     return {
@@ -260,7 +263,7 @@ def convert(
         "compressed_bytes": len(packed),
         "bits_per_byte": 8 * len(packed) / max(len(plain), 1),
         "seconds": time.perf_counter() - started,
-        "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT,
         "provenance": provenance.describe_result(),
     }
 
@@ -271,7 +274,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", type=program.path)
     parser.add_argument("out", type=program.new_path)
     parser.add_argument("--seed", type=int, default=1, help="of a new file")
-    parser.add_argument("--no_model", action="store_true", help="mix only the counts")
+    parser.add_argument(
+        "--no_model", action="store_true", help="of a new file: mix only the counts"
+    )
     return program.run(parser, lambda args: convert(**vars(args)), argv)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 V, K, M = 256, 6, 7  # K: the longest context; M: the bytes with which a match begins
 BELOW = -1, 0, 1, 2, 3, 4, 5, 6, 4, 8, 8, 7  # the prediction that each falls back on
-LIMIT = 1 << 22  # contexts, and places of matches: they take 3 GB at most
+LIMIT = 1 << 22  # contexts, and places of matches: an estimated 3 GB
 DECAY, DISCOUNT = 0.98, 0.4  # of counts
 EXCLUDED = 0.1  # counted for a byte that a longer context had seen
 Match = tuple[bytearray, int, int]  # a text, the place of its next byte, length

@@ -51,12 +51,9 @@ def test_counts_alone_compress_too(tmp_path: Path) -> None:
     text = b"It is raining, and it has rained. " * 60
     file, out, copy = (tmp_path / name for name in ("file", "out", "copy"))
     file.write_bytes(text)
-    result = compress.convert("encode", file, out, seed=1, no_model=True)
+    compress.convert("encode", file, out, seed=1, no_model=True)
     assert out.stat().st_size < len(text) // 3
-    assert 1e8 < result["peak_bytes"] < 1e11
-    with refused(re.escape("program (or --no_model) was ")):
-        compress.convert("decode", out, copy, seed=1)
-    compress.convert("decode", out, copy, seed=1, no_model=True)
+    compress.convert("decode", out, copy, seed=1)
     assert copy.read_bytes() == text
 
 
@@ -88,11 +85,11 @@ def test_what_cannot_be_decoded_is_refused(
         with refused("out is damaged"):
             decode(damaged)
     with refused(re.escape("python was 0.1, is now ")):
-        decode(change(3, "0.1"))
+        decode(change(4, "0.1"))
     with refused("XLA_FLAGS was None, is now"):
         decode(forge("\n".join(lines[:-1]).encode()))
     with refused("the predictions differ from the encoder's"):
-        decode(change(2, "0" * 16))
+        decode(change(3, "0" * 16))
     monkeypatch.setattr(compress.programs, "processor", lambda: "another")
     with refused("processor was .*, is now another"):
         decode(content)
