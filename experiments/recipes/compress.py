@@ -206,8 +206,7 @@ def encode(data: bytes, seed: int, no_model: bool = False) -> bytes:
 
     coder.run(code)
     digest = hashlib.sha256(data).hexdigest()[:16]
-    numbers = len(data), seed, int(no_model)
-    fields = *map(str, numbers), digest, *coder.needs.values()
+    fields = str(len(data)), str(seed), f"{no_model:d}", digest, *coder.needs.values()
     head = zlib.compress("\n".join(fields).encode(), wbits=-15)
     body = encoder.get_compressed().astype("<u4").tobytes()
     content = len(head).to_bytes(2, "little") + head + body
@@ -222,14 +221,13 @@ def decode(content: bytes, file: Path) -> bytes:
     with refusing_damage(file, "another version may have written it", zlib.error):
         end = 2 + int.from_bytes(content[:2], "little")
         head = zlib.decompress(content[2:end], wbits=-15).decode()
-        *numbers, digest = head.split("\n")[:4]
+        *numbers, digest = (lines := head.split("\n"))[:4]
         size, seed, no_model = map(int, numbers)
-        needs = head.split("\n")[4:]
         body = np.frombuffer(content[end:], "<u4").astype(np.uint32)
         if not 0 <= size <= len(body) << 21:  # no probability is above 1 - 2^-16
             raise ValueError(f"{size} bytes are not in {len(content)}")
     coder = Coder(size, seed, bool(no_model))
-    before = dict(zip(coder.needs, needs, strict=False))
+    before = dict(zip(coder.needs, lines[4:], strict=False))
     changes = "; ".join(
         f"{name} was {before.get(name)}, is now {now}"
         for name, now in coder.needs.items()
@@ -252,16 +250,15 @@ def convert(
     """Writes a file, and returns its figures; the seconds include compilation."""
     programs.keep()
     started, data = time.perf_counter(), file.read_bytes()
-    encodes = direction == "encode"
+    packs = direction == "encode"
     with replacing(out) as new:
-        made = encode(data, seed, no_model) if encodes else decode(data, file)
-        new.write(made)
-    plain, packed = (data, made) if encodes else (made, data)
+        new.write(made := encode(data, seed, no_model) if packs else decode(data, file))
+    plain, packed = map(len, (data, made) if packs else (made, data))
     return {
         "direction": direction,
-        "bytes": len(plain),
-        "compressed_bytes": len(packed),
-        "bits_per_byte": 8 * len(packed) / max(len(plain), 1),
+        "bytes": plain,
+        "compressed_bytes": packed,
+        "bits_per_byte": 8 * packed / max(plain, 1),
         "seconds": time.perf_counter() - started,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT,
         "provenance": provenance.describe_result(),
@@ -274,9 +271,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", type=program.path)
     parser.add_argument("out", type=program.new_path)
     parser.add_argument("--seed", type=int, default=1, help="of a new file")
-    parser.add_argument(
-        "--no_model", action="store_true", help="of a new file: mix only the counts"
-    )
+    parser.add_argument("--no_model", action="store_true", help="mix only the counts")
     return program.run(parser, lambda args: convert(**vars(args)), argv)
 
 
