@@ -18,7 +18,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from tests.support import tiny
 from txl_jax.kernels import softmax
-from txl_jax.kernels.softmax import PLAIN_SCORES, Table, block_sizes, cluster_sums, zipf
+from txl_jax.kernels.softmax import PLAIN_SCORES, Table, cluster_sums, tile_sizes, zipf
 from txl_jax.model.adaptive import EmbeddingAndSoftmax
 from txl_jax.sharding.mesh import AXES
 from txl_jax.update.state import abstract_params
@@ -75,10 +75,10 @@ def test_a_gpu_has_few_blocks_for_the_expected_tokens() -> None:
     rows = [high - low for low, high in zip(ends, ends[1:], strict=False)]
     assert sum(zipf(ends[-1], ends[1:-1])) == pytest.approx(1)
     with jax.sharding.use_abstract_mesh(mesh):
-        sizes = [block_sizes(ends, i, T, rows[i]) for i in range(4)]
+        sizes = [tile_sizes(ends, i, T, rows[i]) for i in range(4)]
     blocks = [(T // 2, 2), (1312, 1), (1528, 2), (552, 1)]
     assert sizes == [(X, Y, n) for (X, n), Y in zip(blocks, rows, strict=True)]
-    assert block_sizes(ends, 0, T, rows[0])[2] == 0
+    assert tile_sizes(ends, 0, T, rows[0])[2] == 0
 
 
 def test_the_logits_are_never_stored() -> None:

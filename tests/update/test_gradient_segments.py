@@ -33,7 +33,9 @@ from txl_jax.update.optim import make_optimizer, make_schedule
 from txl_jax.update.options import TrainConfig
 from txl_jax.update.step import TrainStep, nll_sum, sum_gradients
 
-Sums = tuple[Any, Memory]  # the gradient of the summed nll, and the memory at the end
+GradientAndMemory = tuple[
+    Any, Memory
+]  # the gradient of the summed nll, and the memory at the end
 PLAINLY: dict[str, Any] = {"kernel": "xla", "remat_policy": "none", "unroll": 1}
 
 
@@ -44,7 +46,7 @@ def options(G: int) -> TrainConfig:
 
 
 @functools.cache
-def in_sequence(config: ModelConfig, G: int) -> Sums:
+def in_sequence(config: ModelConfig, G: int) -> GradientAndMemory:
     """Returns the results of reading 2 G segments one after the other, in float64.
 
     Within each half, unlike in the paper, gradients pass through the memory.

@@ -1,7 +1,7 @@
-"""The sums of a softmax over the vocabulary, plain or in blocks.
+"""The sums of a softmax over the vocabulary, plain or in tiles.
 
 A small vocabulary is one product and a log-sum-exp. With clusters (Grave et al. 2017),
-or for more scores than `PLAIN_SCORES`, scores exist only in blocks, until an online
+or for more scores than `PLAIN_SCORES`, scores exist only in tiles, until an online
 softmax has summed them; the backward pass recomputes them.
 
 With clusters, tokens are sorted by target, so those of a rare cluster are a range. Its
@@ -12,7 +12,7 @@ The rows of a table may be sharded over a mesh axis whose devices all have the s
 tokens. Each device sums its own rows, and one reduction per cluster follows.
 
 Dims: T tokens; V rows of a table; E features, which may differ between clusters; X
-tokens and Y rows of a block.
+tokens and Y rows of a tile.
 """
 
 import functools
@@ -71,7 +71,7 @@ def cluster_sums(
     if len(ends) == 2 and len(target_T) * len(tables[0].bias_V) <= PLAIN_SCORES:
         sums = [plain_sums(axis, hidden[0], target_T, tables[0])]
     else:
-        sums = blockwise_sums(ends, axis, hidden, target_T, tables)
+        sums = tiled_sums(ends, axis, hidden, target_T, tables)
     return sums if axis is None else [sum_devices(*each, axis) for each in sums]
 
 
@@ -125,7 +125,7 @@ scores.defvjp(lambda *args: (scores(*args), args[1:]), scores_backward)
 
 
 class Limits(NamedTuple):
-    """The maximum number of scores and of rows in a block.
+    """The maximum number of scores and of rows in a tile.
 
     fixed: whether blocks for the expected number of tokens are always computed, so that
     no loop waits until the device has counted the tokens.
@@ -138,12 +138,12 @@ class Limits(NamedTuple):
 
 # 4 MiB of float32 fit a CPU's cache.
 CPU = Limits(1 << 20, 1 << 12)
-# On accelerators each block may transfer its rows and their gradient between the
+# On accelerators each tile may transfer its rows and their gradient between the
 # device's memory and the core, about 10 E bytes per row. With 1,024 tokens this is less
 # than the traffic of the scores for E up to about 2,000.
 ACCELERATOR = Limits(1 << 22, 1 << 12)
-# The scores of a block on a GPU take at most 1 GiB, or 1/32 of a smaller memory. On one
-# H200, small blocks in loops whose length only the device knew took a third of an
+# The scores of a tile on a GPU take at most 1 GiB, or 1/32 of a smaller memory. On one
+# H200, small tiles in loops whose length only the device knew took a third of an
 # update of wt103_nvidia, and copied their condition to the host 1,042 times.
 GPU_SCORES, GPU_PART, GPU_ROWS = 1 << 28, 32, 1 << 18
 # Tile sizes are multiples of this number if the limits allow.
@@ -179,7 +179,7 @@ def zipf(V: int, cutoffs: tuple[int, ...]) -> list[float]:
     return [(high - low) / total for low, high in itertools.pairwise(ends)]
 
 
-def block_sizes(ends: tuple[int, ...], i: int, T: int, V: int) -> tuple[int, int, int]:
+def tile_sizes(ends: tuple[int, ...], i: int, T: int, V: int) -> tuple[int, int, int]:
     """Returns X and Y of cluster i, and how many blocks of tokens are always computed.
 
     T: all tokens, of any cluster; V: the most rows of the cluster on one device.
@@ -203,7 +203,7 @@ def equal_parts(size: int, most: int) -> int:
 
 
 class Tile(NamedTuple):
-    """A block of a cluster's tokens with a block of its rows.
+    """A block of a cluster's tokens, by a block of its rows.
 
     A block that would end after the last token or row starts earlier. new_X is false
     for tokens of an earlier block or of another cluster; target_Y is -1 for such rows.
@@ -216,7 +216,7 @@ class Tile(NamedTuple):
     target_Y: Array
 
 
-def over_blocks(
+def over_tiles(
     i: int,
     ends: tuple[int, ...],
     axis: str | None,
@@ -225,13 +225,13 @@ def over_blocks(
     visit: Callable[[Carry, Tile], Carry],
     carry: Carry,
 ) -> Carry:
-    """Folds `visit` over the blocks of cluster i."""
+    """Folds `visit` over the tiles of cluster i."""
     low, high = ends[i : i + 2]
     table, first = (tables[i], low) if len(tables) > 1 else (tables[0], 0)
     origin = first_target(first, axis, table)  # the target of the table's row 0
     T, V = len(target_T), len(table.bias_V)
     own_rows = min(high - low, V)
-    X, Y, fixed_blocks = block_sizes(ends, i, T, own_rows)
+    X, Y, fixed_blocks = tile_sizes(ends, i, T, own_rows)
     start: Array | int = 0
     end: Array | int = T
     if i:
@@ -282,7 +282,7 @@ class Stats(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def blockwise_sums(
+def tiled_sums(
     ends: tuple[int, ...],
     axis: str | None,
     hidden: tuple[Array, ...],
@@ -318,7 +318,7 @@ def blockwise_sums(
         zero_T = jnp.zeros(len(target_T))
         stats = Stats(zero_T + MASKED, zero_T + 1, zero_T)
         visit = functools.partial(add, h_TE)
-        stats = over_blocks(i, ends, axis, target_T, tables, visit, stats)
+        stats = over_tiles(i, ends, axis, target_T, tables, visit, stats)
         lse_T = stats.highest_T + jnp.log(stats.sum_T)
         result.append(ClusterSums(lse_T, stats.score_T))
     return result
@@ -326,7 +326,7 @@ def blockwise_sums(
 
 def forward(*args: Any) -> tuple[list[ClusterSums], tuple[Any, ...]]:
     """Returns the sums and the residuals."""
-    sums = blockwise_sums(*args)
+    sums = tiled_sums(*args)
     return sums, (*args[2:], sums)
 
 
@@ -362,13 +362,13 @@ def backward(
         table = min(i, len(tables) - 1)
         visit = functools.partial(add, (h_TE, target_T, sums[i].lse_T, *grads[i]))
         carry = jnp.zeros(h_TE.shape), grad_tables[table]
-        carry = over_blocks(i, ends, axis, target_T, tables, visit, carry)
+        carry = over_tiles(i, ends, axis, target_T, tables, visit, carry)
         grad_TE, grad_tables[table] = carry
         grad_hidden.append(grad_TE.astype(h_TE.dtype))
     return tuple(grad_hidden), None, tuple(grad_tables)
 
 
-blockwise_sums.defvjp(forward, backward)
+tiled_sums.defvjp(forward, backward)
 
 
 def part(x: Array, start: Array, size: int) -> Array:
