@@ -179,7 +179,7 @@ RUNS = (
         "enwik8, compressed",
         "howto/compress.md",
         "python -m experiments.recipes.compress encode",
-        ("logs/compress_1mb_encode.json",),
+        ("logs/compress_1mb_encode.json", "logs/compress_3mb_encode.json"),
         1,
         "on one core, beside other work",
     ),
