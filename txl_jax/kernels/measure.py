@@ -99,8 +99,10 @@ def find_error(kernel: Kernel, operands: Operands, backward: bool) -> str:
     """Describes the first array that differs from that of `xla`, if one does."""
     if kernel is KERNELS["xla"]:
         return ""
+    # The run's own, of JAX_DEFAULT_MATMUL_PRECISION.
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     actual, expected = (
-        check.differentiate(each, operands, None, backward)
+        check.differentiate(each, operands, precision, backward)
         for each in (kernel, KERNELS["xla"])
     )
     for name, error in check.errors(actual, expected).items():
