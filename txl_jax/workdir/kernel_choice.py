@@ -53,8 +53,8 @@ def read_or_measure(
     path: Path, parts: dict[str, Workloads], n_devices: int
 ) -> list[str]:
     """Returns each part's kernel, from the file or measured and added to it."""
-    names, device = [], f"{n_devices} x {jax.local_devices()[0].device_kind}"
-    is_new = False
+    names: list[str] = []
+    device, is_new = f"{n_devices} x {jax.local_devices()[0].device_kind}", False
     with refusing_damage(path):
         rows = json.loads(path.read_text()) if path.exists() else {}
         known = {key: (row["kernel"], row["workloads"]) for key, row in rows.items()}
