@@ -26,11 +26,11 @@ def get_config() -> ConfigDict:
     c.model.update(dropout=0.2, outer_dropout=0.5, dropatt=0.2, word_dropout=0.1)
     c.model.update(variational=True, mem_len=70)
     c.data.corpus = "ptb"
-    c.train.update(batch_size=20, tgt_len=70, varlen=True, segments_per_call=4)
-    c.train.update(num_steps=27_360, eval_every=1368)  # an epoch has 684 updates or so
+    c.train.update(batch_size=20, tgt_len=70, order="roll", segments_per_call=4)
+    c.train.update(num_steps=26_560, eval_every=1328)  # two epochs have 1,328 updates
     c.optim.update(optimizer="muon", lr=2e-3, warmup_steps=200, weight_decay=1e-2)
-    c.optim.update(min_lr_ratio=0.1, asgd_from=19_152)
+    c.optim.update(min_lr_ratio=0.1, asgd_from=18_592)
     c.eval.update(streams=10, tgt_len=70, mem_len=70)
     c.generate.mem_len = 640
-    c.checkpoint.update(every_steps=456, keep=1)
+    c.checkpoint.update(every_steps=332, keep=1)
     return c
