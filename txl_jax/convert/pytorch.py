@@ -20,7 +20,7 @@ from txl_jax.errors import UserError, refuse
 from txl_jax.model import config as models
 from txl_jax.model.config import ModelConfig
 from txl_jax.model.modules import Params
-from txl_jax.runtime.storage import DAMAGE
+from txl_jax.runtime.storage import DAMAGE, Json
 
 State = dict[str, np.ndarray]  # a state dict
 Fields = Mapping[str, Any]  # another code base's config
@@ -246,9 +246,7 @@ def _read_layers(config: ModelConfig, keys: Keys) -> Params:
 # Embedding and softmax
 
 
-def _read_embedding(
-    keys: Keys, cutoffs: tuple[int, ...]
-) -> tuple[dict[str, Any], Params]:
+def _read_embedding(keys: Keys, cutoffs: tuple[int, ...]) -> tuple[Json, Params]:
     """Returns sizes inferred from the tables, and embedding and softmax parameters."""
     name, out_name = "word_emb.emb_layers.{}.weight", "crit.out_layers.{}.weight"
     numbers = range(max(keys.count(name), 1))

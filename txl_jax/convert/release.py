@@ -6,7 +6,7 @@ The file is an `array_file` whose arrays have names like "layers/attention/q".
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from txl_jax.checkpoint.manifest import Manifest, checksums
 from txl_jax.data import vocab as vocabulary
 from txl_jax.data.vocab import Vocab
 from txl_jax.model.modules import Params
-from txl_jax.runtime.storage import write_atomically
+from txl_jax.runtime.storage import Json, write_atomically
 
 FORMAT = "txl_jax 1"  # the version that is written and read
 EXPORT = "--mode=export --format=txl_jax"
@@ -31,11 +31,11 @@ class Release(NamedTuple):
     run's config, and origin is the run's provenance.
     """
 
-    config: dict[str, Any]
+    config: Json
     params: Params
     vocab: Vocab
     step: int
-    origin: dict[str, Any]
+    origin: Json
 
 
 def save_release(release: Release, path: Path, dtype: str = "float32") -> None:

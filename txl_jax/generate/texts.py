@@ -7,7 +7,6 @@ followed by 500 or 1,000 sampled tokens, each among the 40 likeliest.
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from txl_jax.model.config import ModelConfig
 from txl_jax.model.modules import Params
 from txl_jax.report.log import say
 from txl_jax.report.output import require_other
+from txl_jax.runtime.storage import Json
 
 STREAMS = 32  # samples drawn in parallel
 
@@ -66,7 +66,7 @@ class Sample:
         end = max(len(self.text) - len(self.stop), self.prompt_end)
         return self.text if self.ended else self.text[:end]
 
-    def describe(self, step: int) -> dict[str, Any]:
+    def describe(self, step: int) -> Json:
         """Returns the sample as JSON."""
         return {
             "prompt": self.prompt,
