@@ -23,15 +23,15 @@ def is_off(operands: Operands) -> jax.Array:
     return o_BLHA.at[1, 0, 0, 0].mul(1.5)
 
 
-def far_distances_are_off(operands: Operands) -> jax.Array:
+def farthest_distance_is_off(operands: Operands) -> jax.Array:
     r_RHA: Any = operands.position.r_RHA
-    position = operands.position._replace(r_RHA=r_RHA.at[:20].add(1))
+    position = operands.position._replace(r_RHA=r_RHA.at[0].add(1))
     return xla.rel_attention(operands._replace(position=position))
 
 
-def bias_is_off(operands: Operands) -> jax.Array:
+def farthest_bias_is_off(operands: Operands) -> jax.Array:
     bias_HR: Any = operands.position.bias_HR
-    position = operands.position._replace(bias_HR=bias_HR.at[:, :20].add(1))
+    position = operands.position._replace(bias_HR=bias_HR.at[:, 0].add(1))
     return xla.rel_attention(operands._replace(position=position))
 
 
@@ -74,7 +74,7 @@ def test_the_fastest_right_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         "slow": chunked.rel_attention,
         "xla": xla.rel_attention,
     }
-    monkeypatch.setattr(measure, "KERNELS", fakes)
+    monkeypatch.setattr(measure, "KERNELS", measure.KERNELS | fakes)
     time_as(monkeypatch, {xla.rel_attention: 2e-3, chunked.rel_attention: 3e-3})
     trials = measure.measure(dict.fromkeys(fakes, SHAPE))
     assert choose(trials) == "xla"
@@ -82,7 +82,7 @@ def test_the_fastest_right_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) -> 
     assert trials["xla"] == 200.0 and trials["slow"] == 300.0
     assert [*trials][:2] == ["xla", "slow"]
     assert str(trials["off"]).startswith("o is off by ")
-    assert str(trials["gradient"]).startswith("the gradient of v_BKHA is off by 10%")
+    assert str(trials["gradient"]).startswith("the gradient of v_BKHA is off by 10.0%")
     assert trials["error"] == "NotImplementedError: a tile"
     assert describe(trials).startswith("xla 2e+02 ms, slow 3e+02 ms, error NotImpl")
     time_as(monkeypatch, {xla.rel_attention: 2e-3, chunked.rel_attention: 1e-3})
@@ -91,9 +91,9 @@ def test_the_fastest_right_kernel_is_chosen(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_kernel_is_used_where_xla_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are compared on a smaller workload then."""
+    """Kernels are compared on a small workload only."""
     fakes = {"xla": has_no_memory, "other": chunked.rel_attention, "off": is_off}
-    monkeypatch.setattr(measure, "KERNELS", fakes)
+    monkeypatch.setattr(measure, "KERNELS", measure.KERNELS | fakes)
     time_as(monkeypatch, {chunked.rel_attention: 1e-3})
     trials = measure.measure(dict.fromkeys(fakes, SHAPE))
     assert choose(trials) == "other"
@@ -102,11 +102,15 @@ def test_a_kernel_is_used_where_xla_cannot_run(monkeypatch: pytest.MonkeyPatch) 
     assert choose({"other": "a fault", "xla": "its error"}) == "xla"
 
 
-def test_wrong_positions_are_found() -> None:
-    operands = make_operands((2, 2, 9, 60, 4, 69), "float32", ())
-    for kernel in (far_distances_are_off, bias_is_off):
-        assert measure.find_error(kernel, operands, False).startswith("o is off by ")
-    assert measure.find_error(chunked.rel_attention, operands, False) == ""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_error_in_one_distance_is_found(dtype: str) -> None:
+    """Also where the output in the run's dtype does not show it."""
+    work = SHAPE._replace(absent=(), dtype=dtype, backward=False)
+    operands = make_operands((2, 2, 136, 200, 4, 336), "bfloat16", ())
+    for kernel in (farthest_distance_is_off, farthest_bias_is_off):
+        assert measure.find_error(kernel, operands, False) == ""
+        assert str(measure.try_kernel(kernel, work)).startswith("o is off by ")
+    assert isinstance(measure.try_kernel(chunked.rel_attention, work), float)
 
 
 def test_a_kernel_is_timed() -> None:
