@@ -213,3 +213,41 @@ def test_every_mode_works_with_two_processes_or_refuses_them(tmp_path: Path) -> 
                 f"txl_jax[{index}]: --mode={mode} runs in one process"
             )
     assert contents(ran) == before and not fresh.exists()
+
+
+# The program, with a choice between two kernels. Process 1 would find another the
+# fastest than process 0.
+MEASURING = """
+import os, sys
+from txl_jax import main
+from txl_jax.kernels import check, measure
+from txl_jax.train import Run
+from txl_jax.workdir import kernel_choice
+
+fastest = ["chunked", "xla"][int(os.environ["JAX_PROCESS_ID"])]
+
+def time_calls(kernel, operands, backward, count):
+    return 1e-3 if kernel is measure.KERNELS[fastest] else 2e-3
+
+def use_kernels(self, training, evaluation, use=Run.use_kernels):
+    print(f"txl_jax takes {training} and {evaluation}", file=sys.stderr)
+    use(self, training, evaluation)
+
+kernel_choice.find_candidates = lambda *_: ["xla", "chunked"]
+measure.time_calls, Run.use_kernels = time_calls, use_kernels
+main.main()
+"""
+
+
+@pytest.mark.long
+def test_both_take_the_kernels_that_the_first_measured(folder: Path) -> None:
+    workdir = folder / "measured"
+    for steps in ("4", "8"):
+        flags = [f"--config.train.{x}={steps}" for x in ("num_steps", "eval_every")]
+        flags += [f"--config={folder / 'tiny.py'}", f"--workdir={workdir}"]
+        run = Processes(folder, *flags, python=("-c", MEASURING))
+        assert run.wait() == [0, 0], (run.said(0), run.said(1))
+        for index in range(2):
+            assert run.said(index)[-1] == "txl_jax takes chunked and chunked"
+        by_file = "chunked, by kernels.json" in run.stderr[0].read_text()
+        assert by_file == (steps == "8")
