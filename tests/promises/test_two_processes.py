@@ -215,12 +215,12 @@ def test_every_mode_works_with_two_processes_or_refuses_them(tmp_path: Path) -> 
     assert contents(ran) == before and not fresh.exists()
 
 
-# The program, with a choice between two kernels. Process 1 would find another the
-# fastest than process 0.
+# The program, with a choice between two kernels. In process 1, the other one would be
+# the fastest.
 MEASURING = """
 import os, sys
 from txl_jax import main
-from txl_jax.kernels import check, measure
+from txl_jax.kernels import measure
 from txl_jax.train import Run
 from txl_jax.workdir import kernel_choice
 
