@@ -1,5 +1,6 @@
 """The einsum kernel computes the formula, and dropout from the stated hash."""
 
+import functools
 import math
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 from tests.kernels.cases import ARRAYS, Case, cast, pack
 from tests.reference import Array
 from tests.support.tiny import BFLOAT16, assert_close
+from txl_jax.kernels import chunked, cudnn
+from txl_jax.kernels.check import differentiate, errors, make_operands
 from txl_jax.kernels.hash import AttentionDropout, keep_BHLK
+from txl_jax.kernels.operands import Kernel
 from txl_jax.kernels.xla import rel_attention
 
 CASE = Case(3, 4, "random")
@@ -111,3 +115,28 @@ def test_dropout_is_the_stated_hash() -> None:
     inputs = CASE.inputs()
     o_BLHA = literal_attention(inputs, keep_BHLK=expected, rate=rate)
     assert_close(attend(inputs, dropout), o_BLHA)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        rel_attention,
+        chunked.rel_attention,
+        functools.partial(cudnn.rel_attention, implementation="xla"),
+    ],
+    ids=["xla", "chunked", "cudnn"],
+)
+def test_gradients_of_the_farthest_distance_are_summed_in_float32(
+    kernel: Kernel,
+) -> None:
+    """246 of 336 keys share the farthest of 90 distances."""
+    shape, absent, name = (
+        (2, 2, 136, 200, 64, 90),
+        ("bias_HR",),
+        "the gradient of r_RHA",
+    )
+    actual, expected = (
+        differentiate(each, make_operands(shape, dtype, absent, rate=0))
+        for each, dtype in ((kernel, "bfloat16"), (rel_attention, "float32"))
+    )
+    assert errors(actual, expected)[name] < 0.01

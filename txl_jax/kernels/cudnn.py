@@ -18,7 +18,14 @@ from jax.typing import DTypeLike
 
 from txl_jax.errors import UserError
 from txl_jax.kernels.operands import Operands, PositionTerms
-from txl_jax.kernels.xla import heads_first, pad_front, realign, visible_BLK, with_bias
+from txl_jax.kernels.xla import (
+    heads_first,
+    minus_farthest,
+    pad_front,
+    realign,
+    visible_BLK,
+    with_bias,
+)
 
 
 def obstacle(device: object, A: int, dtype: DTypeLike, dropout: bool) -> str:
@@ -83,14 +90,14 @@ def position_scores(q_BLHA: Array, position: PositionTerms, K: int) -> Array:
     r_RHA, _, w_HA, bias_HR = position
     score_HBLR = jnp.zeros((H, 1, 1, 1), jnp.float32)
     if r_RHA is not None:
-        r_RHA = r_RHA - r_RHA[:1] if len(r_RHA) < K else r_RHA
+        r_RHA = minus_farthest(r_RHA, 0) if len(r_RHA) < K else r_RHA
         q_BLHA = with_bias(q_BLHA.astype(jnp.float32), w_HA) * scale
         # If the gradient of r summed over B and L, the compiler would transpose scores.
         q_HTA = heads_first(q_BLHA.astype(dtype)).reshape(H, B * L, A)
         score_HTR = jnp.einsum("HTA,RHA->HTR", q_HTA, r_RHA)
         score_HBLR = score_HTR.reshape(H, B, L, -1)
     if bias_HR is not None:
-        bias_HR = bias_HR - bias_HR[:, :1] if bias_HR.shape[1] < K else bias_HR
+        bias_HR = minus_farthest(bias_HR, 1) if bias_HR.shape[1] < K else bias_HR
         score_HBLR += bias_HR[:, None, None].astype(jnp.float32) * scale
     # Broadcast before the cast, so that the bias's gradient is summed in float32.
     return jnp.broadcast_to(score_HBLR, (H, B, L, score_HBLR.shape[-1])).astype(dtype)

@@ -74,7 +74,7 @@ def position_scores(
     r_HRA = None if r_RHA is None else jnp.swapaxes(r_RHA, 0, 1)
     R = jax.tree.leaves((r_HRA, bias_HR))[0].shape[1]
     if R < K:
-        r_HRA, bias_HR = jax.tree.map(lambda x: x - x[:, :1], (r_HRA, bias_HR))
+        r_HRA, bias_HR = jax.tree.map(lambda x: minus_farthest(x, 1), (r_HRA, bias_HR))
     # Only the Y newest keys are nearer than R to some query; usually all are, R = K,
     # and one row of zeros is added. In general, Y - R + 1 columns of zeros
     # come before the R: one that `realign` drops, and the distances from R on. If they
@@ -89,6 +89,15 @@ def position_scores(
     if bias_HR is not None:
         score_HBLZ += pad_front(bias_HR, rows)[:, None, None].astype(f32)
     return realign(pad_front(score_HBLZ, zeros - rows))
+
+
+def minus_farthest(x: Array, axis: int) -> Array:
+    """Returns terms relative to the first along an axis of distances.
+
+    In float32, in which the gradient of the farthest distance is summed.
+    """
+    farthest = jax.lax.slice_in_dim(x, 0, 1, axis=axis)
+    return (x.astype(f32) - farthest.astype(f32)).astype(x.dtype)
 
 
 def realign(x_HBLZ: Array) -> Array:
@@ -127,7 +136,9 @@ def repeat_farthest(position: PositionTerms, K: int) -> PositionTerms:
     """Returns terms of R = K, for kernels that need a row for each distance."""
     r_RHA, bias_HR = position.r_RHA, position.bias_HR
     if r_RHA is not None:
-        r_RHA = jnp.pad(r_RHA, ((K - len(r_RHA), 0), (0, 0), (0, 0)), "edge")
+        widths, dtype = ((K - len(r_RHA), 0), (0, 0), (0, 0)), r_RHA.dtype
+        # In float32, as in `minus_farthest`.
+        r_RHA = jnp.pad(r_RHA.astype(f32), widths, "edge").astype(dtype)
     if bias_HR is not None:
         bias_HR = jnp.pad(bias_HR, ((0, 0), (K - bias_HR.shape[1], 0)), "edge")
     return position._replace(r_RHA=r_RHA, bias_HR=bias_HR)
