@@ -108,10 +108,11 @@ def test_the_measurement_finds_faults() -> None:
     def wrong(operands: Operands) -> jax.Array:
         return KERNEL(operands._replace(oldest_BL=operands.oldest_BL + 1))
 
-    work = measure.Workload((2, 2, 136, 200, 64, 336), "bfloat16", ("bias_HR",), 136)
-    operands = measure.make_operands(work)
-    assert measure.find_error(KERNEL, operands, True) == ""
-    assert " is off by " in measure.find_error(wrong, operands, True)
+    work = measure.Workload(
+        (2, 2, 136, 200, 64, 336), "bfloat16", ("bias_HR",), 136, layers=1
+    )
+    assert measure.find_error(KERNEL, work) == ""
+    assert " is off by " in measure.find_error(wrong, work)
     assert 'model.kernel = "cudnn"' in str(
         measure.try_kernel(cudnn.rel_attention, work)
     )

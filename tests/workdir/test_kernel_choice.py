@@ -16,7 +16,7 @@ from txl_jax.data.options import SLACK
 from txl_jax.evaluate.options import EvalConfig
 from txl_jax.kernels import xla
 from txl_jax.kernels.dispatch import KERNELS
-from txl_jax.kernels.measure import Trial
+from txl_jax.kernels.measure import Trial, Workload, make_operands
 from txl_jax.kernels.operands import Operands
 from txl_jax.runtime import distributed
 from txl_jax.sharding.mesh import make_mesh
@@ -25,7 +25,7 @@ from txl_jax.train import Run
 from txl_jax.update.options import TrainConfig
 from txl_jax.workdir import kernel_choice
 from txl_jax.workdir.folder import KERNELS_FILE
-from txl_jax.workdir.kernel_choice import choose_kernels
+from txl_jax.workdir.kernel_choice import choose_kernels, make_workload
 
 CONFIG = Config(
     model=tiny.config(kernel="auto"),
@@ -43,14 +43,17 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Returns the workloads that are measured, with the results of TRIALS."""
     calls: list[Any] = []
 
-    def measure(workloads: Any) -> Any:
-        calls.append(workloads)
-        trials = TRIALS["training" if workloads["xla"].backward else "evaluation"]
-        return {name: trial for name, trial in trials.items() if name in workloads}
+    def measure(names: list[str], work: Workload) -> Any:
+        assert names == ["xla", "chunked"]
+        calls.append(work)
+        return TRIALS["training" if work.layers else "evaluation"]
+
+    def find_candidates(device: Any, A: int, dtype: Any, dropout: bool) -> list[str]:
+        assert (device.platform, A, dtype) == ("cpu", tiny.A, "float32")
+        return ["xla", "chunked"] + ["cudnn"] * dropout
 
     monkeypatch.setattr(kernel_choice, "measure", measure)
-    names = ["xla", "chunked"]
-    monkeypatch.setattr(kernel_choice, "find_candidates", lambda *_: names)
+    monkeypatch.setattr(kernel_choice, "find_candidates", find_candidates)
     return calls
 
 
@@ -66,14 +69,12 @@ def test_each_part_is_measured_once_in_a_run(
 ) -> None:
     assert chosen(CONFIG, tmp_path) == CHOSEN
     training, evaluation = measured
-    assert {work.sizes[:4] for work in training.values()} == {(2, tiny.H, 6, 5)}
-    # `xla` reads windows of whole segments, `chunked` all segments of a call.
-    assert evaluation["xla"].sizes[:4] == (3, tiny.H, 8, 9)
-    assert evaluation["chunked"].sizes[:4] == (3, tiny.H, 16, 9)
+    assert training.sizes[:4] == (2, tiny.H, 6, 5)
+    assert evaluation.sizes[:4] == (3, tiny.H, 8, 9), "windows of two segments"
     line = "attention in training on 1 x cpu: chunked 1 ms, xla 2 ms (a layer, 1,000"
     said = capsys.readouterr().err
-    assert line in said and "): chunked\n" in said
-    assert "in evaluation on 1 x cpu: xla 2 ms, chunked o is off by 9% (" in said
+    assert line in said and "): takes chunked\n" in said
+    assert "in evaluation on 1 x cpu: xla 2 ms, chunked excluded (o is off" in said
 
     assert chosen(CONFIG, tmp_path) == CHOSEN and len(measured) == 2
     assert "chunked, by kernels.json" in capsys.readouterr().err
@@ -113,10 +114,10 @@ def test_a_run_takes_and_writes_its_kernels(
     # Training, windows of evaluation, and the initialization of parameters.
     assert traced == {("chunked", 6), ("xla", 8), ("xla", 1)}
     rows = json.loads((tmp_path / KERNELS_FILE).read_text())
-    assert {key: row["kernel"] for key, row in rows.items()} == {
-        "training on 8 x cpu": "chunked",
-        "evaluation on 8 x cpu": "xla",
-    }
+    assert [*rows.values()] == [*TRIALS.values()]
+    for key, work in zip(rows, measured, strict=True):
+        part = "training" if work.layers else "evaluation"
+        assert key == f"{part} on 8 x cpu, jax {jax.__version__}: {work}"
 
 
 def test_other_processes_take_the_choice_of_the_first(
@@ -137,7 +138,7 @@ def test_other_processes_take_the_choice_of_the_first(
     assert sent[0].tolist() != sent[1].tolist()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"training on 1 x cpu": {}}'])
+@pytest.mark.parametrize("text", ["{", "[]"])
 def test_damage_is_reported(tmp_path: Path, measured: list[Any], text: str) -> None:
     (tmp_path / KERNELS_FILE).write_text(text)
     with refused(KERNELS_FILE):
@@ -149,7 +150,7 @@ def test_unknown_kernels_are_measured_again(
 ) -> None:
     chosen(CONFIG, tmp_path)
     text = (path := tmp_path / KERNELS_FILE).read_text()
-    path.write_text(text.replace('"kernel": "chunked"', '"kernel": "gone"'))
+    path.write_text(text.replace('"chunked": 1.0', '"gone": 1.0'))
     assert chosen(CONFIG, tmp_path) == CHOSEN
     assert len(measured) == 3 and path.read_text() == text
 
@@ -165,7 +166,46 @@ def test_chunks_that_do_not_divide_take_xla(
     assert choose_kernels(config, tmp_path, mesh)["training"] == kernel
     assert mesh.size == 8
     # A single candidate is not measured.
-    works = [x for x in measured if x["xla"].backward]
+    works = [x for x in measured if x.layers]
     assert len(works) == (kernel != "xla")
     for work in works:
-        assert work.keys() == {"xla", kernel} and work["xla"].sizes[2] == 6 + SLACK
+        assert work.sizes[2] == 6 + SLACK
+
+
+@pytest.mark.parametrize(
+    ("changes", "absent", "R"),
+    [
+        ({}, "bias_HR", 9),
+        ({"clamp_len": 3}, "bias_HR", 4),
+        ({"position": "alibi"}, "r_RHA u_HA w_HA", 9),
+        ({"position": "shaw_biased", "n_position": 4}, "w_HA", 4),
+        ({"position": "rotary", "d_head": 4}, "r_RHA u_HA w_HA bias_HR", 9),
+    ],
+    ids=str,
+)
+def test_a_workload_has_the_terms_of_the_scheme(
+    changes: dict[str, Any], absent: str, R: int
+) -> None:
+    one = tiny.one_device()
+    config = dataclasses.replace(
+        CONFIG,
+        model=tiny.config(dropatt=0.1, **changes),
+        train=TrainConfig(
+            batch_size=3,
+            tgt_len=2,
+            gradient_segments=2,
+            segments_per_update=2,
+            segments_per_call=2,
+        ),
+    )
+    work = make_workload("training", config, one)
+    A = config.model.d_head
+    assert work.sizes == (3, tiny.H, 4, 5, A, R)
+    assert work.absent == tuple(absent.split())
+    assert (work.segment_len, work.dropout, work.layers) == (2, 0.1, tiny.N)
+    assert make_operands(work).k_BKHA.shape == (3, 9, tiny.H, A)
+    reading = make_workload("evaluation", config, one)
+    assert (reading.segment_len, reading.dropout, reading.layers) == (4, 0.0, 0)
+    model = dataclasses.replace(config.model, remat_policy="full")
+    config = dataclasses.replace(config, model=model)
+    assert make_workload("training", config, one).layers == 1

@@ -181,8 +181,8 @@ class ModelConfig(
         one_of(("auto", "xla", "chunked", "cudnn", "tpu")),
         modes="train evaluate generate score import export compile table speed recl",
         roles=Role.INHERITED,
-        help='Attention kernel. "auto" takes the fastest: training measures, and other '
-        "modes use a short table.",
+        help='Attention kernel. "auto" takes the fastest: training measures; other modes '
+        'take what was measured for the kind of device, or "xla".',
     )
     remat_policy: str = field(
         "none",

@@ -20,7 +20,7 @@ UNREACHABLE = (
 
 _TRAINING = (
     "lower train.batch_size or train.gradient_segments, raise train.batch_chunk or "
-    "mesh.fsdp, or set model.remat_policy=full"
+    "mesh.fsdp, or set model.remat_policy=full or model.kernel=chunked"
 )
 # How to reduce memory, by mode.
 SAVINGS = {

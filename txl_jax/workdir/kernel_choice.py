@@ -1,6 +1,5 @@
 """Which attention kernels a run takes: measured once, and kept in its workdir."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.kernels.dispatch import KERNELS, find_candidates
 from txl_jax.kernels.measure import Workload, choose, describe, measure
 from txl_jax.kernels.operands import PositionTerms
-from txl_jax.model.config import ModelConfig
-from txl_jax.model.interval import count_keys
 from txl_jax.model.positions import SCHEMES, position_terms
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, explain
@@ -26,7 +23,6 @@ from txl_jax.sharding.rules import shards
 from txl_jax.workdir.folder import KERNELS_FILE
 
 PARTS = "training", "evaluation"  # of a run; each has its own kernel
-Workloads = dict[str, Workload]  # by kernel
 
 
 def choose_kernels(config: Config, workdir: Path, mesh: Mesh) -> dict[str, str]:
@@ -37,103 +33,94 @@ def choose_kernels(config: Config, workdir: Path, mesh: Mesh) -> dict[str, str]:
     """
     if config.model.kernel != "auto":
         return {}
-    parts = {part: make_workloads(part, config, mesh) for part in PARTS}
-    if all(len(workloads) == 1 for workloads in parts.values()):
+    works = {part: make_workload(part, config, mesh) for part in PARTS}
+    names = {part: find_kernels(part, works[part], config, mesh) for part in PARTS}
+    if all(x == ["xla"] for x in names.values()):
         return {}
-    names = ["xla"] * len(PARTS)
+    path, device = workdir / KERNELS_FILE, jax.local_devices()[0].device_kind
+    indices = np.zeros(len(PARTS), int)
     with distributed.together(*explain.storage_errors()):
-        if distributed.is_first():
-            names = read_or_measure(workdir / KERNELS_FILE, parts, mesh.size)
-    indices = np.array([[*KERNELS].index(name) for name in names])
-    names = [[*KERNELS][i] for i in distributed.gather(indices)[0]]
-    return dict(zip(PARTS, names, strict=True))
+        for i, part in enumerate(PARTS if distributed.is_first() else ()):
+            key = f"{part} on {mesh.size} x {device}"
+            name = read_or_measure(path, key, names[part], works[part])
+            indices[i] = [*KERNELS].index(name)
+    chosen = [[*KERNELS][i] for i in distributed.gather(indices)[0]]
+    return dict(zip(PARTS, chosen, strict=True))
 
 
-def read_or_measure(
-    path: Path, parts: dict[str, Workloads], n_devices: int
-) -> list[str]:
-    """Returns each part's kernel, from the file or measured and added to it."""
-    names: list[str] = []
-    device, is_new = f"{n_devices} x {jax.local_devices()[0].device_kind}", False
+def read_or_measure(path: Path, key: str, names: list[str], work: Workload) -> str:
+    """Returns the fastest kernel, by the file or measured and added to it."""
+    if names == ["xla"]:
+        return "xla"
+    entry = f"{key}, jax {jax.__version__}: {work}"
     with refusing_damage(path):
-        rows = json.loads(path.read_text()) if path.exists() else {}
-        known = {key: (row["kernel"], row["workloads"]) for key, row in rows.items()}
-    for part, workloads in parts.items():
-        if len(workloads) == 1:
-            names += workloads
-            continue
-        key, as_json = f"{part} on {device}", json.loads(json.dumps(workloads))
-        name, measured = known.get(key, ("", None))
-        if measured == as_json and name in workloads:
-            say(f"attention in {key}: {name}, by {path.name}")
-        else:
-            with waiting("measuring the attention kernels"):
-                trials = measure(workloads)
-            name = choose(trials)
-            rows[key] = {"kernel": name, "trials": trials, "workloads": as_json}
-            is_new = True
-            say(f"attention in {key}: {describe(trials)}: {name}")
-        names.append(name)
-    if is_new:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(rows, indent=2) + "\n")
-    return names
+        known = json.loads(path.read_text()) if path.exists() else {}
+        trials = known.get(entry)
+        name = choose(trials) if trials else ""
+    if name in names:
+        say(f"attention in {key}: {name}, by {path.name}")
+        return name
+    with waiting("measuring the attention kernels"):
+        trials = measure(names, work)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(known | {entry: trials}, indent=2) + "\n")
+    say(f"attention in {key}: {describe(trials)}")
+    return choose(trials)
 
 
-def make_workloads(part: str, config: Config, mesh: Mesh) -> Workloads:
-    """Returns the workload of each kernel that applies, on one device of the mesh.
+def find_kernels(part: str, work: Workload, config: Config, mesh: Mesh) -> list[str]:
+    """Returns the kernels that apply.
 
     Only `xla` is split by the compiler where streams do not divide over the mesh.
     """
-    train, reading, model = config.train, config.eval, config.model
-    B, L = train.batch_size // train.batch_chunk, config.train_width
-    if part == "evaluation":
-        B, L = reading.streams, reading.ext_len + reading.tgt_len
-        model = evaluation_model(model, reading)
-
-    def workload(kernel: str) -> Workload:
-        one = dataclasses.replace(model, kernel=kernel)
-        T = train.gradient_segments * L
-        if part == "evaluation":
-            S = count_segments(one, reading.segments_per_step, B, L, mesh)
-            T = window_tokens(one, S, B, L, mesh)
-        return make_workload(one, mesh, B, T, L, training=part == "training")
-
-    names = ["xla"]
-    if B % shards(mesh, "B") == 0:
-        device, has_dropout = jax.local_devices()[0], workload("xla").dropout > 0
-        names = find_candidates(device, model.d_head, model.compute_dtype, has_dropout)
-    return {name: workload(name) for name in names}
+    if count_streams(part, config) % shards(mesh, "B"):
+        return ["xla"]
+    device, model = jax.local_devices()[0], config.model
+    return find_candidates(device, model.d_head, model.compute_dtype, work.dropout > 0)
 
 
-def make_workload(
-    config: ModelConfig, mesh: Mesh, B: int, T: int, L: int, training: bool
-) -> Workload:
-    """Returns the attention of a layer, on one device, to T tokens in segments of L."""
-    A, M, scheme = config.d_head, config.mem_len, SCHEMES[config.position]
-    biases = {name: jnp.zeros((config.n_head, A)) for name in scheme.biases}
-    R_RD = scheme.encoding(config, M + T) if scheme.encoding else None
+def count_streams(part: str, config: Config) -> int:
+    """Returns B of one call of the model, on all devices."""
+    train = config.train
+    is_training = part == "training"
+    return train.batch_size // train.batch_chunk if is_training else config.eval.streams
+
+
+def make_workload(part: str, config: Config, mesh: Mesh) -> Workload:
+    """Returns the attention of a layer on one device of the mesh.
+
+    In evaluation, all kernels get the windows of `xla`.
+    """
+    reading, model, B = config.eval, config.model, count_streams(part, config)
+    if part == "training":
+        L, dropout = config.train_width, model.dropatt
+        T = config.train.gradient_segments * L
+        layers = model.n_layer if model.remat_policy == "none" else 1
+    else:
+        model, dropout, layers = evaluation_model(model, reading), 0.0, 0
+        L = reading.ext_len + reading.tgt_len
+        S = count_segments(model, reading.segments_per_step, B, L, mesh)
+        T = window_tokens(model, S, B, L, mesh)
+    scheme, H, A, M = SCHEMES[model.position], model.n_head, model.d_head, model.mem_len
+    biases = {name: jnp.zeros((H, A)) for name in scheme.biases}
+    R_RD = scheme.encoding(model, M + T) if scheme.encoding else None
 
     def make(name: str, letters: str, shape: tuple[int, ...]) -> Array:
         return jnp.zeros(shape)
 
     terms: PositionTerms = jax.eval_shape(
-        lambda: position_terms(config, make, R_RD, biases, M + T)
+        lambda: position_terms(model, make, R_RD, biases, M + T)
     )
     R = M + T
     if terms.r_RHA is not None:
         R = len(terms.r_RHA)
     elif terms.bias_HR is not None:
         R = terms.bias_HR.shape[1]
-    B, H = -(-B // shards(mesh, "B")), config.n_head // shards(mesh, "H")
-    is_kept = training and config.remat_policy == "none"
     return Workload(
-        (B, H, T, M, A, R),
-        config.dtype,
+        (-(-B // shards(mesh, "B")), H // shards(mesh, "H"), T, M, A, R),
+        model.dtype,
         tuple(name for name, x in terms._asdict().items() if x is None),
         segment_len=L,
-        keys_per_query=count_keys(config, M),
-        dropout=config.dropatt if training else 0.0,
-        backward=training,
-        layers=config.n_layer if is_kept else 1,
+        dropout=dropout,
+        layers=layers,
     )

@@ -29,7 +29,8 @@ from txl_jax.evaluate.options import evaluation_model
 from txl_jax.evaluate.perplexity import make_evaluate
 from txl_jax.generate import generation_model, stream
 from txl_jax.kernels import check, dispatch, xla
-from txl_jax.kernels import measure as kernels
+from txl_jax.kernels.measure import describe
+from txl_jax.kernels.measure import measure as time_kernels
 from txl_jax.kernels.sharded import device_memory
 from txl_jax.model.flops import needed_flops
 from txl_jax.report.output import to_json
@@ -38,8 +39,7 @@ from txl_jax.runtime.programs import record_loops
 from txl_jax.sharding.rules import place_segments
 from txl_jax.train import make_streams, step_segments
 from txl_jax.update.step import make_updater
-from txl_jax.workdir import kernel_choice
-from txl_jax.workdir.kernel_choice import PARTS
+from txl_jax.workdir.kernel_choice import PARTS, find_kernels, make_workload
 from txl_jax.workdir.resolve import find_vocab
 
 Measure = Callable[[], Row]
@@ -221,15 +221,21 @@ def check_kernel(part: Row) -> Measure:
 
 
 def choose_kernels(part: Row) -> Measure:
-    """Times the kernels of a training and its evaluation, as `train` does."""
+    """Times the kernels of a training and its evaluation, as `train` does.
+
+    Once also now, which compiles them.
+    """
     config, mesh = read_config(part), subject.one_device()
-    works = {x: kernel_choice.make_workloads(x, config, mesh) for x in PARTS}
 
     def measure() -> Row:
-        trials = {name: kernels.measure(work) for name, work in works.items()}
-        lines = [f"{name}: {kernels.describe(x)}" for name, x in trials.items()]
+        lines = []
+        for name in PARTS:
+            work = make_workload(name, config, mesh)
+            kernels = find_kernels(name, work, config, mesh)
+            lines.append(f"{name}: {describe(time_kernels(kernels, work))}")
         return {"choice": "; ".join(lines)}
 
+    measure()
     return measure
 
 
