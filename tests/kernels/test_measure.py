@@ -1,7 +1,9 @@
 """Kernels are compared with `xla`, timed, and the fastest right one is chosen."""
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from txl_jax.kernels import chunked, measure, xla
-from txl_jax.kernels.measure import Workload, choose, describe
+from txl_jax.kernels.measure import Trials, Workload, choose, describe
 from txl_jax.kernels.operands import Kernel, Operands
 
 SHAPE = Workload((2, 2, 5, 7, 4, 12), "float32", ("bias_HR",), 3, dropout=0.1, layers=1)
@@ -50,24 +52,55 @@ def has_no_memory(operands: Operands) -> jax.Array:
     return xla.rel_attention(operands)
 
 
-class Clock:
-    """Stands for `time` and for calls of kernels, which last given seconds."""
+def is_off_at_this_length(operands: Operands) -> jax.Array:
+    is_tile = operands.q_BLHA.shape[1] != SHAPE.sizes[2]
+    return xla.rel_attention(operands) if is_tile else is_off(operands)
 
-    def __init__(self, seconds: dict[Callable[..., Any], list[float]]):
-        self.now, self.seconds, self.calls = 0.0, seconds, 0
+
+@dataclasses.dataclass
+class Clock:
+    """Stands for `time`, and for a program that takes given seconds for each kernel.
+
+    A call returns itself at once; the clock advances when a result is waited for.
+    """
+
+    seconds: dict[Kernel, list[float]]
+    now = 0.0
+    calls = 0
+    kernel: Kernel | None = None
 
     def perf_counter(self) -> float:
-        """Returns the seconds that all calls have lasted."""
+        """Returns the time."""
         return self.now
 
-    def run_kernel(self, kernel: Any, operands: Operands, backward: bool) -> None:
-        """Lasts the next of the kernel's seconds, the last ones again and again."""
+    def lower(self, kernel: Kernel, operands: Operands, backward: bool) -> Any:
+        """Lowers the program of a kernel."""
         assert operands.oldest_BL.tolist() == [[0, 0, 0, 3, 3]] * 2
         assert backward
-        first, *rest = self.seconds[kernel]
-        self.seconds[kernel] = rest or [first]
-        self.now += first
+        self.kernel = kernel
+        return SimpleNamespace(compile=self.compile)
+
+    def compile(self, options: Any) -> Callable[[Operands], list["Clock"]]:
+        """Compiles it."""
+        assert options == {"fast": True}
+        self.calls = 0
+        return self.run
+
+    def run(self, operands: Operands) -> list["Clock"]:
+        """Runs it."""
         self.calls += 1
+        return [self]
+
+    def block_until_ready(self) -> None:
+        """Lasts as long as the calls since the last one."""
+        assert self.kernel
+        first, *rest = self.seconds[self.kernel]
+        self.seconds[self.kernel] = rest or [first]
+        self.now += first * self.calls
+        self.calls = 0
+
+
+OPTIONS: measure.Options = {"fast": True}
 
 
 @pytest.fixture
@@ -76,14 +109,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock({})
     time_kernel = measure.time_kernel
 
-    def timed(kernel: Kernel, work: Workload) -> float:
+    def timed(*args: Any) -> float:
         with monkeypatch.context() as patch:
             patch.setattr(measure, "time", clock)
-            patch.setattr(measure.check, "run_kernel", clock.run_kernel)
-            return time_kernel(kernel, work)
+            patch.setattr(measure.check, "run_kernel", clock)
+            return time_kernel(*args)
 
     monkeypatch.setattr(measure, "time_kernel", timed)
     return clock
+
+
+def trials_of(names: Iterable[str]) -> Trials:
+    return measure.measure(dict.fromkeys(names, SHAPE), OPTIONS)
 
 
 def test_the_fastest_right_kernel_is_chosen(
@@ -91,6 +128,7 @@ def test_the_fastest_right_kernel_is_chosen(
 ) -> None:
     fakes = {
         "off": is_off,
+        "length": is_off_at_this_length,
         "gradient": has_wrong_gradient,
         "error": does_not_compile,
         "fails": fails_as_it_runs,
@@ -99,12 +137,13 @@ def test_the_fastest_right_kernel_is_chosen(
     }
     monkeypatch.setattr(measure, "KERNELS", measure.KERNELS | fakes)
     clock.seconds = {xla.rel_attention: [2e-3], chunked.rel_attention: [3e-3]}
-    trials = measure.measure([*fakes], SHAPE)
+    trials = trials_of(fakes)
     assert choose(trials) == "xla"
     # A call of 10 queries takes 2 and 3 ms.
     assert [*trials.values()][:2] == pytest.approx([200.0, 300.0])
     assert [*trials][:2] == ["xla", "slow"]
     assert str(trials["off"]).startswith("o is off by ")
+    assert str(trials["length"]).startswith("o is off by ")
     assert str(trials["gradient"]).startswith("the gradient of v_BKHA is off by 10% ")
     assert trials["error"] == "NotImplementedError: a tile"
     assert str(trials["fails"]).startswith("JaxRuntimeError: ")
@@ -113,16 +152,17 @@ def test_the_fastest_right_kernel_is_chosen(
     assert "error excluded (NotImplementedError: a tile), " in line
     assert line.endswith(" (a layer, 1,000 queries): takes xla")
     clock.seconds = {xla.rel_attention: [2e-3], chunked.rel_attention: [1e-3]}
-    assert choose(measure.measure(["xla", "slow"], SHAPE)) == "slow"
+    assert choose(trials_of(["xla", "slow"])) == "slow"
 
 
 def test_the_time_is_the_shortest_of_repetitions(clock: Clock) -> None:
-    """The first call compiles; a pause during a repetition does not count."""
+    """The first call loads the program; a pause in a repetition does not count."""
     kernel = xla.rel_attention
-    n = math.ceil(measure.SECONDS / measure.REPEATS / 1e-3)
-    clock.seconds = {kernel: [9.0, 1e-3, 1.0, *[1e-3] * (3 * n - 1)]}
-    assert measure.time_kernel(kernel, SHAPE) == pytest.approx(100.0)
-    assert clock.calls == 2 + 3 * n
+    clock.seconds = {kernel: [9.0, 1e-3, 0.5, 1e-3, 2e-3]}
+    time = measure.time_kernel(kernel, SHAPE, OPTIONS)
+    assert time == pytest.approx(100.0)
+    count = math.ceil(measure.SECONDS / measure.REPEATS / 1e-3)
+    assert clock.now == pytest.approx(9.001 + count * 0.503)
 
 
 def test_a_kernel_is_used_where_xla_cannot_run(
@@ -132,7 +172,7 @@ def test_a_kernel_is_used_where_xla_cannot_run(
     fakes = {"xla": has_no_memory, "other": chunked.rel_attention, "off": is_off}
     monkeypatch.setattr(measure, "KERNELS", measure.KERNELS | fakes)
     clock.seconds = {chunked.rel_attention: [1e-3]}
-    trials = measure.measure([*fakes], SHAPE)
+    trials = trials_of(fakes)
     assert choose(trials) == "other"
     assert trials["xla"] == "MemoryError: "
     assert str(trials["off"]).startswith("o is off by ")
@@ -145,6 +185,12 @@ def test_an_error_in_one_distance_is_found_in_bfloat16(layers: int, R: int) -> N
     sizes = 2, 2, 136, 200, 64, R
     work = Workload(sizes, "bfloat16", ("bias_HR",), 136, layers=layers)
     assert " is off by " in measure.find_error(one_distance_is_off, work)
+    assert measure.find_error(chunked.rel_attention, work) == ""
+
+
+def test_terms_without_effect_are_compared() -> None:
+    """All keys share one distance, so the gradient of its scores is 0."""
+    work = SHAPE._replace(sizes=(2, 2, 5, 7, 4, 1))
     assert measure.find_error(chunked.rel_attention, work) == ""
 
 

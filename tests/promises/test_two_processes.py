@@ -226,7 +226,7 @@ from txl_jax.workdir import kernel_choice
 
 fastest = ["chunked", "xla"][int(os.environ["JAX_PROCESS_ID"])]
 
-def time_kernel(kernel, work):
+def time_kernel(kernel, work, options):
     return 1.0 if kernel is measure.KERNELS[fastest] else 2.0
 
 def use_kernels(self, training, evaluation, use=Run.use_kernels):
@@ -249,5 +249,5 @@ def test_both_take_the_kernels_that_the_first_measured(folder: Path) -> None:
         assert run.wait() == [0, 0], (run.said(0), run.said(1))
         for index in range(2):
             assert run.said(index)[-1] == "txl_jax takes chunked and chunked"
-        by_file = "chunked, by kernels.json" in run.stderr[0].read_text()
+        by_file = "by kernels.json: chunked" in run.stderr[0].read_text()
         assert by_file == (steps == "8")

@@ -25,7 +25,12 @@ from txl_jax.train import Run
 from txl_jax.update.options import TrainConfig
 from txl_jax.workdir import kernel_choice
 from txl_jax.workdir.folder import KERNELS_FILE
-from txl_jax.workdir.kernel_choice import choose_kernels, make_workload
+from txl_jax.workdir.kernel_choice import (
+    PARTS,
+    choose_kernels,
+    make_workload,
+    make_workloads,
+)
 
 CONFIG = Config(
     model=tiny.config(kernel="auto"),
@@ -43,15 +48,18 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Returns the workloads that are measured, with the results of TRIALS."""
     calls: list[Any] = []
 
-    def measure(names: list[str], work: Workload) -> Any:
-        assert names == ["xla", "chunked"]
-        calls.append(work)
-        return TRIALS["training" if work.layers else "evaluation"]
+    def measure(works: dict[str, Workload], options: Any) -> Any:
+        is_training = works["xla"].layers > 0
+        assert [*works] == ["xla", "chunked"]
+        assert options == ({"recorded": True} if is_training else None)
+        calls.append(works)
+        return TRIALS["training" if is_training else "evaluation"]
 
     def find_candidates(device: Any, A: int, dtype: Any, dropout: bool) -> list[str]:
         assert (device.platform, A, dtype) == ("cpu", tiny.A, "float32")
         return ["xla", "chunked"] + ["cudnn"] * dropout
 
+    monkeypatch.setattr(kernel_choice, "record_loops", lambda _: {"recorded": True})
     monkeypatch.setattr(kernel_choice, "measure", measure)
     monkeypatch.setattr(kernel_choice, "find_candidates", find_candidates)
     return calls
@@ -69,15 +77,18 @@ def test_each_part_is_measured_once_in_a_run(
 ) -> None:
     assert chosen(CONFIG, tmp_path) == CHOSEN
     training, evaluation = measured
-    assert training.sizes[:4] == (2, tiny.H, 6, 5)
-    assert evaluation.sizes[:4] == (3, tiny.H, 8, 9), "windows of two segments"
+    assert {work.sizes[:4] for work in training.values()} == {(2, tiny.H, 6, 5)}
+    # `xla` reads windows of whole segments, `chunked` all segments of a call.
+    assert evaluation["xla"].sizes[:4] == (3, tiny.H, 8, 9)
+    assert evaluation["chunked"].sizes[:4] == (3, tiny.H, 16, 9)
     line = "attention in training on 1 x cpu: chunked 1 ms, xla 2 ms (a layer, 1,000"
     said = capsys.readouterr().err
     assert line in said and "): takes chunked\n" in said
     assert "in evaluation on 1 x cpu: xla 2 ms, chunked excluded (o is off" in said
 
     assert chosen(CONFIG, tmp_path) == CHOSEN and len(measured) == 2
-    assert "chunked, by kernels.json" in capsys.readouterr().err
+    line = "attention in training on 1 x cpu, by kernels.json: chunked 1 ms, xla 2 ms"
+    assert line in capsys.readouterr().err
     other = dataclasses.replace(CONFIG.eval, streams=2)
     assert chosen(dataclasses.replace(CONFIG, eval=other), tmp_path) == CHOSEN
     assert len(measured) == 3, "only another workload is measured again"
@@ -115,9 +126,8 @@ def test_a_run_takes_and_writes_its_kernels(
     assert traced == {("chunked", 6), ("xla", 8), ("xla", 1)}
     rows = json.loads((tmp_path / KERNELS_FILE).read_text())
     assert [*rows.values()] == [*TRIALS.values()]
-    for key, work in zip(rows, measured, strict=True):
-        part = "training" if work.layers else "evaluation"
-        assert key == f"{part} on 8 x cpu, jax {jax.__version__}: {work}"
+    for key, part, works in zip(rows, PARTS, measured, strict=True):
+        assert key == f"{part} on 8 x cpu, jax {jax.__version__}: {works['xla']}"
 
 
 def test_other_processes_take_the_choice_of_the_first(
@@ -155,6 +165,25 @@ def test_unknown_kernels_are_measured_again(
     assert len(measured) == 3 and path.read_text() == text
 
 
+def test_trials_without_a_right_kernel_are_not_kept(
+    tmp_path: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: Any = {"xla": "MemoryError: ", "chunked": "MemoryError: "}
+    for trials, kernel in ((faults, "xla"), (TRIALS["training"], "chunked")):
+        monkeypatch.setitem(TRIALS, "training", trials)
+        assert chosen(CONFIG, tmp_path)["training"] == kernel
+
+
+def test_heads_that_do_not_divide_take_xla(tmp_path: Path, measured: list[Any]) -> None:
+    model = tiny.config(kernel="auto", n_head=3)
+    works = make_workloads(
+        "training",
+        dataclasses.replace(CONFIG, model=model, train=TrainConfig(batch_size=8)),
+        make_mesh(MeshConfig(data=4, model=2)),
+    )
+    assert [*works] == ["xla"]
+
+
 @pytest.mark.parametrize("batch_chunk, kernel", [(1, "chunked"), (2, "xla")])
 def test_chunks_that_do_not_divide_take_xla(
     tmp_path: Path, measured: list[Any], batch_chunk: int, kernel: str
@@ -166,7 +195,7 @@ def test_chunks_that_do_not_divide_take_xla(
     assert choose_kernels(config, tmp_path, mesh)["training"] == kernel
     assert mesh.size == 8
     # A single candidate is not measured.
-    works = [x for x in measured if x.layers]
+    works = [x["xla"] for x in measured if x["xla"].layers]
     assert len(works) == (kernel != "xla")
     for work in works:
         assert work.sizes[2] == 6 + SLACK

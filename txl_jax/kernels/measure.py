@@ -13,7 +13,7 @@ from txl_jax.kernels.dispatch import KERNELS
 from txl_jax.kernels.operands import Kernel, Operands
 from txl_jax.kernels.sharded import device_memory
 
-SECONDS, REPEATS = 0.05, 3  # for which each kernel runs in all, in repetitions
+SECONDS, REPEATS = 0.05, 3  # a kernel is timed for SECONDS, in REPEATS repetitions
 # The largest error of an array relative to its largest element. Products have factors
 # in bfloat16 or TF32; a wrong tile or mask causes errors of several percent.
 TOLERANCE = 3e-2
@@ -23,6 +23,7 @@ SHARE = 0.75
 
 Trial = float | str  # the milliseconds of a kernel for 1,000 queries, or its fault
 Trials = dict[str, Trial]  # by kernel, the fastest first
+Options = dict[str, str | bool] | None  # of the compiler
 
 
 class Workload(NamedTuple):
@@ -42,20 +43,23 @@ class Workload(NamedTuple):
     layers: int = 0
 
 
-def measure(names: list[str], work: Workload) -> Trials:
-    """Returns the trial of each kernel.
+def measure(works: dict[str, Workload], options: Options = None) -> Trials:
+    """Returns the trial of each kernel on its workload.
 
+    options: those of the compiler for the timed programs.
     A kernel whose numbers differ from those of `xla`, or that this device cannot
     compile, run or hold in memory, has a fault.
     """
     with jax.default_device(jax.local_devices()[0]):
-        trials = [(name, try_kernel(KERNELS[name], work)) for name in names]
+        trials = [
+            (x, try_kernel(KERNELS[x], work, options)) for x, work in works.items()
+        ]
     check.run_kernel.clear_cache()  # type: ignore[attr-defined]
     return dict(sorted(trials, key=lambda x: (isinstance(x[1], str), x[1])))
 
 
 def choose(trials: Trials) -> str:
-    """Returns the fastest kernel, or `xla` if all have faults: its error is raised."""
+    """Returns the fastest kernel, or `xla` if all have faults; its own ends the run."""
     name = [*trials][0]
     return "xla" if isinstance(trials[name], str) else name
 
@@ -70,7 +74,7 @@ def describe(trials: Trials) -> str:
     return f"{rows}: takes {choose(trials)}"
 
 
-def try_kernel(kernel: Kernel, work: Workload) -> Trial:
+def try_kernel(kernel: Kernel, work: Workload, options: Options = None) -> Trial:
     """Compares a kernel with `xla`, and times it."""
     H, L, M, A, R = work.sizes[1:]
     tiles = work._replace(sizes=(2, H, 136, 200, A, min(R, 336)))  # none is full
@@ -79,7 +83,7 @@ def try_kernel(kernel: Kernel, work: Workload) -> Trial:
         fault = find_shortage(kernel, work) or find_error(kernel, tiles)
         with contextlib.suppress(Exception):  # too large for `xla`, or for this kernel
             fault = fault or find_error(kernel, streams)
-        return fault or time_kernel(kernel, work)
+        return fault or time_kernel(kernel, work, options)
     except Exception as error:  # the compilers of devices raise many types
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
@@ -117,20 +121,21 @@ def find_error(kernel: Kernel, work: Workload) -> str:
     return ""
 
 
-def time_kernel(kernel: Kernel, work: Workload) -> float:
+def time_kernel(kernel: Kernel, work: Workload, options: Options = None) -> float:
     """Returns the milliseconds for 1,000 queries with a full memory."""
     operands, backward = make_operands(work), work.layers > 0
     B, L = operands.oldest_BL.shape
     oldest_L = jnp.arange(L, dtype=jnp.int32) // work.segment_len * work.segment_len
     operands = operands._replace(oldest_BL=jnp.broadcast_to(oldest_L, (B, L)))
+    run = check.run_kernel.lower(kernel, operands, backward).compile(options)
 
     def repeat(count: int) -> float:
         started = time.perf_counter()
         for _ in range(count):
-            outputs = check.run_kernel(kernel, operands, backward)
+            outputs = run(operands)
         jax.block_until_ready(outputs)
         return (time.perf_counter() - started) / count
 
-    repeat(1)  # compiles
+    repeat(1)  # the first call loads the program
     count = math.ceil(SECONDS / REPEATS / repeat(1))
     return 1e6 * min(repeat(count) for _ in range(REPEATS)) / (B * L)

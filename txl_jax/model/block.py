@@ -124,7 +124,7 @@ def attend(
     For "xla" it is `xla.rel_attention`. No key is rotated yet.
     """
     operands = rotate_queries_and_keys(config, operands)
-    return (kernel or choose_kernel(config.kernel, operands))(operands)
+    return (kernel or choose_kernel(config.kernel))(operands)
 
 
 # For gated feed-forwards; the GELU is approximated by tanh.

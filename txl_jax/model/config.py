@@ -181,8 +181,8 @@ class ModelConfig(
         one_of(("auto", "xla", "chunked", "cudnn", "tpu")),
         modes="train evaluate generate score import export compile table speed recl",
         roles=Role.INHERITED,
-        help='Attention kernel. "auto" takes the fastest: training measures; other modes '
-        'take what was measured for the kind of device, or "xla".',
+        help='Attention kernel. "auto" takes the fastest: on a GPU or TPU, training '
+        'measures. Elsewhere it is "xla".',
     )
     remat_policy: str = field(
         "none",

@@ -103,7 +103,7 @@ def read_attended(
 
     def record(operands: Operands) -> Array:
         layers.append(operands)
-        return choose_kernel(model.config.kernel, operands)(operands)
+        return choose_kernel(model.config.kernel)(operands)
 
     read = reader.from_hidden(lambda *_: None)
     _, memory = read(model._replace(kernel=record), memory, segment, 0)

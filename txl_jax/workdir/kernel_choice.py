@@ -9,15 +9,16 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from txl_jax.config import Config
+from txl_jax.config import Config, with_values
 from txl_jax.evaluate.grouping import count_segments, window_tokens
 from txl_jax.evaluate.options import evaluation_model
 from txl_jax.kernels.dispatch import KERNELS, find_candidates
-from txl_jax.kernels.measure import Workload, choose, describe, measure
+from txl_jax.kernels.measure import Options, Workload, choose, describe, measure
 from txl_jax.kernels.operands import PositionTerms
 from txl_jax.model.positions import SCHEMES, position_terms
 from txl_jax.report.log import say, waiting
 from txl_jax.runtime import distributed, explain
+from txl_jax.runtime.programs import record_loops
 from txl_jax.runtime.storage import refusing_damage, write_atomically
 from txl_jax.sharding.rules import shards
 from txl_jax.workdir.folder import KERNELS_FILE
@@ -33,50 +34,66 @@ def choose_kernels(config: Config, workdir: Path, mesh: Mesh) -> dict[str, str]:
     """
     if config.model.kernel != "auto":
         return {}
-    works = {part: make_workload(part, config, mesh) for part in PARTS}
-    names = {part: find_kernels(part, works[part], config, mesh) for part in PARTS}
-    if all(x == ["xla"] for x in names.values()):
+    works = {part: make_workloads(part, config, mesh) for part in PARTS}
+    if all(x.keys() == {"xla"} for x in works.values()):
         return {}
-    path, device = workdir / KERNELS_FILE, jax.local_devices()[0].device_kind
     indices = np.zeros(len(PARTS), int)
     with distributed.together(*explain.storage_errors()):
         for i, part in enumerate(PARTS if distributed.is_first() else ()):
-            key = f"{part} on {mesh.size} x {device}"
-            name = read_or_measure(path, key, names[part], works[part])
+            name = read_or_measure(workdir / KERNELS_FILE, part, works[part], mesh)
             indices[i] = [*KERNELS].index(name)
     chosen = [[*KERNELS][i] for i in distributed.gather(indices)[0]]
     return dict(zip(PARTS, chosen, strict=True))
 
 
-def read_or_measure(path: Path, key: str, names: list[str], work: Workload) -> str:
-    """Returns the fastest kernel, by the file or measured and added to it."""
-    if names == ["xla"]:
+def read_or_measure(
+    path: Path, part: str, works: dict[str, Workload], mesh: Mesh
+) -> str:
+    """Returns the fastest kernel, by the file or measured and added to it.
+
+    Trials without a right kernel are not kept: they may be due to another program that
+    uses the device.
+    """
+    if works.keys() == {"xla"}:
         return "xla"
-    entry = f"{key}, jax {jax.__version__}: {work}"
+    key = f"{part} on {mesh.size} x {jax.local_devices()[0].device_kind}"
+    entry = f"{key}, jax {jax.__version__}: {works['xla']}"
     with refusing_damage(path):
         known = json.loads(path.read_text()) if path.exists() else {}
-        trials = known.get(entry)
-        name = choose(trials) if trials else ""
-    if name in names:
-        say(f"attention in {key}: {name}, by {path.name}")
-        return name
+        trials = known.get(entry, {})
+        if trials and choose(trials) in works:
+            say(f"attention in {key}, by {path.name}: {describe(trials)}")
+            return choose(trials)
     with waiting("measuring the attention kernels"):
-        trials = measure(names, work)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(known | {entry: trials}, indent=2) + "\n")
+        trials = measure(works, compiler_options(part, mesh))
+    if any(isinstance(x, float) for x in trials.values()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(known | {entry: trials}, indent=2) + "\n")
     say(f"attention in {key}: {describe(trials)}")
     return choose(trials)
 
 
-def find_kernels(part: str, work: Workload, config: Config, mesh: Mesh) -> list[str]:
-    """Returns the kernels that apply.
+def compiler_options(part: str, mesh: Mesh) -> Options:
+    """Returns the options with which `train` compiles a part."""
+    return record_loops([*mesh.devices.flat]) if part == "training" else None
 
-    Only `xla` is split by the compiler where streams do not divide over the mesh.
+
+def make_workloads(part: str, config: Config, mesh: Mesh) -> dict[str, Workload]:
+    """Returns the workload of each kernel that applies.
+
+    Only `xla` is split by the compiler where streams or heads do not divide over the
+    mesh.
     """
-    if count_streams(part, config) % shards(mesh, "B"):
-        return ["xla"]
-    device, model = jax.local_devices()[0], config.model
-    return find_candidates(device, model.d_head, model.compute_dtype, work.dropout > 0)
+    model, device, names = config.model, jax.local_devices()[0], ["xla"]
+    B, has_dropout = count_streams(part, config), part == "training" and model.dropatt
+    if not (B % shards(mesh, "B") or model.n_head % shards(mesh, "H")):
+        names = find_candidates(
+            device, model.d_head, model.compute_dtype, has_dropout > 0
+        )
+    return {
+        name: make_workload(part, with_values(config, {"model.kernel": name}), mesh)
+        for name in names
+    }
 
 
 def count_streams(part: str, config: Config) -> int:
@@ -89,7 +106,7 @@ def count_streams(part: str, config: Config) -> int:
 def make_workload(part: str, config: Config, mesh: Mesh) -> Workload:
     """Returns the attention of a layer on one device of the mesh.
 
-    In evaluation, all kernels get the windows of `xla`.
+    In evaluation, its tokens depend on the kernel: see `evaluate.grouping`.
     """
     reading, model, B = config.eval, config.model, count_streams(part, config)
     if part == "training":
@@ -117,7 +134,7 @@ def make_workload(part: str, config: Config, mesh: Mesh) -> Workload:
     elif terms.bias_HR is not None:
         R = terms.bias_HR.shape[1]
     return Workload(
-        (-(-B // shards(mesh, "B")), H // shards(mesh, "H"), T, M, A, R),
+        (-(-B // shards(mesh, "B")), -(-H // shards(mesh, "H")), T, M, A, R),
         model.dtype,
         tuple(name for name, x in terms._asdict().items() if x is None),
         segment_len=L,
