@@ -1,4 +1,4 @@
-"""A character-level Transformer-XL on tiny Shakespeare, in two hours on a laptop's CPU.
+"""A character-level Transformer-XL on tiny Shakespeare, in one or two hours on a CPU.
 
     python -m txl_jax.main --config=shakespeare_long
 

@@ -1,5 +1,6 @@
 """Products and their gradients agree with float64, whatever form they take."""
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -10,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 import txl_jax
 from tests.reference import Array
 from tests.support import tiny
 from txl_jax.kernels.product import float32_product, product
 from txl_jax.kernels.sharded import over_streams
-from txl_jax.sharding.mesh import make_mesh
+from txl_jax.sharding.mesh import AXES, make_mesh
 from txl_jax.sharding.options import MeshConfig
 from txl_jax.sharding.rules import sharding
 
@@ -86,6 +88,42 @@ def test_products_and_gradients_agree_with_float64(subscripts: str, dtype: str) 
     check(subscripts, arrays, exact)
 
 
+def on(kind: str, platform: str, count: int = 1) -> Any:
+    """Returns a context of devices that are not attached."""
+    device, axes = AbstractDevice(kind, None, platform), (AxisType.Auto,) * 3
+    mesh = AbstractMesh((count, 1, 1), AXES, axis_types=axes, abstract_device=device)
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "context"),
+    [
+        ("bfloat16", 2, contextlib.nullcontext()),
+        ("bfloat16", 1, contextlib.nullcontext()),
+        ("float32", 2, contextlib.nullcontext()),
+        ("bfloat16", 2, on("NVIDIA H100", "gpu")),
+        ("bfloat16", 2, on("TPU v5p", "tpu")),
+    ],
+    ids=["matrix", "vector", "float32", "gpu", "tpu"],
+)
+def test_only_bfloat16_matrices_on_a_cpu_have_another_form(
+    dtype: str, rows: int, context: Any
+) -> None:
+    def traced(multiply: Callable[..., jax.Array], **options: Any) -> str:
+        def run(x: jax.Array, y: jax.Array) -> jax.Array:
+            return multiply("BLD,HAD->BLHA", x, y, **options)
+
+        x, y = jnp.ones((rows, 1, 8), dtype), jnp.ones((2, 4, 8), dtype)
+        return str(jax.make_jaxpr(run)(x, y))
+
+    with context:
+        is_plain = traced(product) == traced(jnp.einsum)
+        into_float32 = traced(jnp.einsum, preferred_element_type=jnp.float32)
+        assert (traced(float32_product) == into_float32) == is_plain
+    is_fast = dtype == "bfloat16" and rows == 2
+    assert is_plain != (is_fast and isinstance(context, contextlib.nullcontext))
+
+
 @DTYPES
 @pytest.mark.parametrize("subscripts", ["BLD,HAD->BLHA", "HBLA,HZA->HBLZ"])
 def test_vmap_and_checkpoint_agree_with_float64(subscripts: str, dtype: str) -> None:
@@ -97,8 +135,10 @@ def test_vmap_and_checkpoint_agree_with_float64(subscripts: str, dtype: str) -> 
     check(subscripts, arrays, tuple(array[0] for array in results))
 
 
-@DTYPES
-@pytest.mark.parametrize("subscripts", ["BLD,HAD->BLHA", "HBLA,HBKA->HBLK"])
+@pytest.mark.parametrize("subscripts", find_products())
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.exact_bits)]
+)
 def test_products_on_several_devices_agree_with_float64(
     subscripts: str, dtype: str
 ) -> None:
@@ -109,10 +149,16 @@ def test_products_on_several_devices_agree_with_float64(
         jax.device_put(*each)
         for each in zip(arrays, (sharding(mesh, x) for x in names), strict=True)
     ]
-    run = functools.partial(differentiate, functools.partial(product, subscripts))
-    actual = jax.jit(run)(*placed)
-    assert actual[0].sharding.is_equivalent_to(sharding(mesh, names[2]), len(names[2]))
-    check(subscripts, arrays, actual)
+
+    @jax.jit
+    def run(*placed: jax.Array) -> list[tuple[jax.Array, ...]]:
+        functions = (
+            functools.partial(x, subscripts) for x in (product, float32_product)
+        )
+        return [differentiate(multiply, *placed) for multiply in functions]
+
+    for actual in run(*placed):
+        check(subscripts, arrays, actual)
 
 
 @DTYPES

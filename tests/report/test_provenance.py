@@ -1,6 +1,7 @@
 """run.json names the code, libraries, devices and data of a run."""
 
 import json
+import platform
 import subprocess
 from pathlib import Path
 
@@ -50,3 +51,28 @@ def test_revision_of_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert git_revision(package) == head + "+dirty"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_revision(package) == "none", "without git"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "description"),
+    [
+        (
+            "model name : AMD EPYC 9B45\nstepping : 0\nflags : avx512_bf16",
+            "avx512_bf16",
+        ),
+        ("model name : AMD EPYC 9B45\nstepping : 0\nflags : avx2", "no fast bfloat16"),
+        ("Features : asimd", None),
+        ("", None),
+    ],
+)
+def test_the_processor_is_described_by_what_linux_lists(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cpuinfo: str,
+    description: str | None,
+) -> None:
+    monkeypatch.setattr(provenance, "CPUINFO", tmp_path / "cpuinfo")
+    if cpuinfo:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    expected = f"AMD EPYC 9B45, {description}" if description else platform.machine()
+    assert provenance.describe_processor() == expected

@@ -77,10 +77,14 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **libraries}
 
 
+CPUINFO = Path("/proc/cpuinfo")  # on Linux
+
+
 def describe_processor() -> str:
-    """Returns the CPU's name, and its instructions that multiply bfloat16."""
-    path = Path("/proc/cpuinfo")
-    words = path.read_text("utf-8").split() if path.exists() else []
+    """Returns the CPU's name and, on Linux, what multiplies bfloat16 fast."""
+    words = CPUINFO.read_text("utf-8").split() if CPUINFO.exists() else []
     text = " ".join(words).partition("model name : ")[2].partition(" stepping")[0]
+    if not text:
+        return platform.machine()
     fast = sorted({"amx_bf16", "avx512_bf16"} & {*words}) or ["no fast bfloat16"]
-    return ", ".join([text or platform.machine(), *fast])
+    return ", ".join([text, *fast])

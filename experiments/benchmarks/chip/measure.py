@@ -31,6 +31,7 @@ from txl_jax.generate import generation_model, stream
 from txl_jax.kernels import check, dispatch, xla
 from txl_jax.kernels.measure import describe
 from txl_jax.kernels.measure import measure as time_kernels
+from txl_jax.kernels.product import float32_product
 from txl_jax.kernels.sharded import device_memory
 from txl_jax.model.flops import needed_flops
 from txl_jax.report.output import to_json
@@ -118,16 +119,16 @@ def seconds_of(call: Callable[[], Any]) -> tuple[float, list[float]]:
     return median, [round(each / median, 3) for each in seconds]
 
 
-def use(rate: float, flops: float) -> Row:
+def use(dtype: str, rate: float, flops: float) -> Row:
     """Returns one device's throughput, FLOP/s and utilization."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    row = {"tokens_per_second": rate, "flops": flops, "mfu": flops / peak()}
+    row = {"tokens_per_second": rate, "flops": flops, "mfu": flops / peak(dtype)}
     return row | {"peak_bytes": stats.get("peak_bytes_in_use", 0)}
 
 
-def peak() -> float:
+def peak(dtype: str) -> float:
     """Returns the peak FLOP/s of one device."""
-    return known_peak(jax.devices()[0].device_kind) or measured_peak("bfloat16")
+    return known_peak(jax.devices()[0].device_kind) or measured_peak(dtype)
 
 
 def profile(part: Row, call: Callable[[], Any], updates: int = 1) -> Row:
@@ -171,8 +172,8 @@ def events(data: Any) -> Iterator[tuple[str, float]]:
 def machine(part: Row) -> Measure:
     """Returns the facts of one device, and the rate of a product."""
     size = 64 if part["tiny"] else 1024 if jax.default_backend() == "cpu" else 8192
-    x, multiply = jnp.ones((size, size), "bfloat16"), jax.jit(jnp.matmul)
-    device = jax.devices()[0]
+    x, device = jnp.ones((size, size), "bfloat16"), jax.devices()[0]
+    multiply = jax.jit(functools.partial(float32_product, "BD,FD->BF"))
 
     def measure() -> Row:
         seconds, _ = seconds_of(functools.partial(multiply, x, x))
@@ -181,7 +182,7 @@ def machine(part: Row) -> Measure:
             "device_kind": device.device_kind,
             "platform": device.platform,
             "memory_bytes": device_memory(),
-            "peak_flops": peak(),
+            "peak_flops": peak("bfloat16"),
             "product_flops": 2 * size**3 / seconds,
             "versions": record.versions(),
         }
@@ -276,7 +277,7 @@ def time_training(part: Row, config: Config, mesh: Any, init: Any, step: Any) ->
         "spread": spread,
         "loss": [nats[0], nats[-1]],
         "updates": len(nats),
-        **use(int(batch.weights_SBL.sum()) / seconds, flops),
+        **use(part["dtype"], int(batch.weights_SBL.sum()) / seconds, flops),
         **profile(part, call, updates),
     }
 
@@ -303,7 +304,8 @@ def evaluate(part: Row) -> Measure:
         rate = done["tokens_per_second"]
         flops = needed_flops(model, each.streams, each.tgt_len, training=False)
         flops *= rate / (each.streams * each.tgt_len)
-        row = {"L": each.tgt_len, "nll": done["nll"], **use(rate, flops)}
+        row = {"L": each.tgt_len, "nll": done["nll"]}
+        row |= use(part["dtype"], rate, flops)
         return row | profile(part, lambda: read_segments(64), 64)
 
     return measure
@@ -323,7 +325,7 @@ def generate(part: Row) -> Measure:
         model = generation_model(config.model, config.generate)
         flops = needed_flops(model, 1, 1, training=False)
         row = {"seconds": seconds / count, "spread": spread}
-        row |= use(count / seconds, flops * count / seconds)
+        row |= use(part["dtype"], count / seconds, flops * count / seconds)
         return row | profile(part, lambda: next(parts).tokens_BT, count)
 
     return measure
