@@ -19,7 +19,7 @@ usage: txl [MODE] --config=FILE|NAME [--workdir=DIR] [--FIELD=VALUE ...]
 examples:
   txl generate --model=shakespeare --prompt='ROMEO:'
   txl train --config=quickstart
-  txl evaluate --workdir=runs/quickstart --mem_len=1024
+  txl evaluate --workdir=runs/quickstart --split=valid
   txl generate --workdir=runs/quickstart --prompt='def '
   txl train --config=quickstart --workdir=runs/mine --config.data.corpus=text \\
       --config.data.path=book.txt
