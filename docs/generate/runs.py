@@ -27,7 +27,7 @@ RUNS = (
         "--config=experiments/quickstart.py",
         ("logs/quickstart.json",),
         1,
-        "2026-11-28, two cores",
+        "2026-11-29, two cores",
     ),
     Run(
         "Tables 6 and 10",

@@ -31,6 +31,8 @@ def float32_product(subscripts: str, x: Array, y: Array) -> Array:
     """Returns an einsum accumulated in float32."""
     if is_fast(subscripts, x, y):
         return fast_product(subscripts, x, y)
+    if split_mesh(x) and target_device().platform == "cpu":  # lacks some in bfloat16
+        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
 
