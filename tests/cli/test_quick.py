@@ -19,7 +19,7 @@ def test_flags_take_precedence() -> None:
     assert (config.train.num_steps, config.eval.max_tokens) == (7, 4000)
     assert not config.eval.baselines
     plain = flags.parse(argv[:2]).config
-    assert plain.train.num_steps == 2400 and plain.eval.baselines
+    assert plain.train.num_steps == 1800 and plain.eval.baselines
 
 
 @pytest.mark.parametrize("mode", ["prepare", "speed"])
