@@ -148,7 +148,7 @@ def test_products_on_several_devices_agree_with_float64(subscripts: str) -> None
     ]
 
     @jax.jit
-    def run(*placed: jax.Array) -> list[tuple[jax.Array, ...]]:
+    def run(*placed: Any) -> list[tuple[jax.Array, ...]]:
         functions = (
             functools.partial(x, subscripts) for x in (product, float32_product)
         )
