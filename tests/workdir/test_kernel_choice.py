@@ -174,7 +174,7 @@ def test_trials_without_a_right_kernel_are_not_kept(
         assert chosen(CONFIG, tmp_path)["training"] == kernel
 
 
-def test_heads_that_do_not_divide_take_xla(tmp_path: Path, measured: list[Any]) -> None:
+def test_heads_that_do_not_divide_take_xla(measured: list[Any]) -> None:
     model = tiny.config(kernel="auto", n_head=3)
     works = make_workloads(
         "training",
