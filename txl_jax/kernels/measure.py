@@ -59,7 +59,10 @@ def measure(works: dict[str, Workload], options: Options = None) -> Trials:
 
 
 def choose(trials: Trials) -> str:
-    """Returns the fastest kernel, or `xla` if all have faults; its own ends the run."""
+    """Returns the fastest kernel, or `xla` if all have faults.
+
+    Its error then ends the run.
+    """
     name = [*trials][0]
     return "xla" if isinstance(trials[name], str) else name
 
