@@ -3,11 +3,11 @@
     python -m txl_jax.main --config=ptb
 
 Published: 24M parameters, hardware and time unknown. Here 24,015,760 parameters, and a
-recipe for 50 epochs on a CPU. Pilots on the validation split chose the place of the
-norm, and Adam, as good by the epoch as Muon and faster; the rate of 5e-4, 12
-streams, the weight decay and dropout between a run that learned slowly and one that
-overfitted are judgement (experiments/logs/ptb_pilots.json). No result yet. Eight
-devices train as one does (experiments/logs/ptb_mesh.json).
+recipe for 30 epochs on a CPU. Pilots on the validation split chose the place of the
+norm; Adam, as good by the epoch as Muon and faster; and its rate. 12 streams, the
+weight decay and dropout between runs that learned slowly and one that overfitted are
+judgement (experiments/logs/ptb_pilots.json). No result yet. Eight devices train as one
+does (experiments/logs/ptb_mesh.json).
 
 In April 2020 the first author released the code of that result as a zip file, which is
 in github.com/ischlag/Fast-Weight-Memory-public with four logs of 175 epochs (test
@@ -28,9 +28,9 @@ def get_config() -> ConfigDict:
     c.model.update(variational=True, mem_len=70)
     c.data.corpus = "ptb"
     c.train.update(batch_size=12, tgt_len=70, order="roll", segments_per_call=7)
-    c.train.update(num_steps=55_300, eval_every=2212)  # two epochs have 2,212 updates
-    c.optim.update(lr=5e-4, warmup_steps=400, weight_decay=0.1)
-    c.optim.update(min_lr_ratio=0.1, asgd_from=44_240)
+    c.train.update(num_steps=33_180, eval_every=2212)  # two epochs have 2,212 updates
+    c.optim.update(lr=7e-4, warmup_steps=400, weight_decay=0.1)
+    c.optim.update(min_lr_ratio=0.1, asgd_from=26_544)
     c.eval.update(streams=10, tgt_len=70, mem_len=70)
     c.generate.mem_len = 640
     c.checkpoint.update(every_steps=553, keep=1)
