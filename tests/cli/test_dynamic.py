@@ -72,4 +72,5 @@ def test_the_share_of_a_cache_is_swept(home: Home) -> None:
     without, mixed = (row["nll"] for row in result["rows"])
     static = home.read("evaluate", "--max_tokens=300").result
     assert without == pytest.approx(static["nll"], rel=1e-6) != mixed
+    assert (result["cache_len"], result["cache_theta"]) == (20, 0.05)
     assert "cache_len" not in static

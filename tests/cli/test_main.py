@@ -188,7 +188,7 @@ def test_a_sweep_equals_separate_evaluations(home: Home) -> None:
     assert result["rows"][1]["nll"] == home.trained.result["nll"]
     kept = json.loads(Path(result["file"]).read_text())
     assert kept.items() <= result.items() and Path(result["picture"]).exists()
-    assert documented("sweep", result)
+    assert documented("sweep", result, "mem_len")
     progress = re.compile("compiling|.* passed$")  # as many as the time allows
     lines = [x for x in done.err.splitlines() if not progress.match(x)]
     table = [line.split() for line in lines[-4:-1]]

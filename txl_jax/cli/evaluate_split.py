@@ -19,6 +19,7 @@ from txl_jax.evaluate.dynamic import Adaptation, root_mean_squares
 from txl_jax.evaluate.options import (
     MIXTURE,
     RATES,
+    EvalConfig,
     evaluation_model,
     in_order,
     parse_sweep,
@@ -100,6 +101,8 @@ def evaluate_sweep(loaded: Loaded, tokens: Tokens, workdir: Path) -> Json:
         cells = f"{scores['ppl']:,.2f}", f"{scores['bpc']:.4f}", rate
         say(aligned(str(value), cells, WIDTH))
     result = summarize_sweep(field, rows, trained) | describe_input(loaded, tokens)
+    options = describe_options(config.eval)
+    result |= {x: options[x] for x in options if x not in (*result, field)}
     say(
         f"{field}: perplexity {result['ppl_init']:.2f} at training's {trained}, best "
         f"{result['ppl_best']:.2f}, reached at {result['shortest']}"
@@ -179,7 +182,6 @@ def evaluate_split(
         reader = continuous_cache.make_reader(model, config, mesh)
     score = None if reader else plain
     score = score or make_evaluate(model, config, mesh, reader, loaded.ids.eval_reset)
-    off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
     with Progress(split) as progress:
         scores = score(loaded.params, tokens.split(split), progress)
     return {
@@ -187,11 +189,7 @@ def evaluate_split(
         **scores,
         **({} if config.max_tokens else per_unit(tokens, split, scores)),
         **describe_input(loaded, tokens),
-        **{
-            name: value
-            for name, value in dataclasses.asdict(config).items()
-            if not off.get(name.partition("_")[0])
-        },
+        **describe_options(config),
     }
 
 
@@ -233,6 +231,16 @@ def describe_input(loaded: Loaded, tokens: Tokens) -> Json:
         "step": loaded.step,
         "corpus": tokens.manifest["corpus"],
         "sha256": tokens.manifest["splits"][split]["sha256"],
+    }
+
+
+def describe_options(config: EvalConfig) -> Json:
+    """Returns the options, without those of a cache or adaptation that is off."""
+    off = {"dynamic": not config.dynamic, "cache": not config.cache_len}
+    return {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if not off.get(name.partition("_")[0])
     }
 
 
