@@ -51,6 +51,7 @@ def readme() -> dict[str, list[str]]:
 # Pages with results, by experiment.
 PAGES = {
     "copying": "[accuracy against delay](copying.md)",
+    "ptb": "[the paper's smallest model](models.md)",
     "shakespeare": "[beside nanoGPT](models.md)",
     "shakespeare_long": "[beside nanoGPT](models.md)",
     "wikitext2": "[the reference model](models.md)",

@@ -34,6 +34,15 @@ def sweep(name: str) -> str:
     return table((f"`{field}`", "perplexity"), lines)
 
 
+def evaluations(name: str) -> str:
+    """Returns the perplexities on both splits of each way to evaluate a model."""
+    found: dict[str, dict[str, str]] = collections.defaultdict(dict)
+    for cell in read(name)["cells"]:
+        found[cell["evaluation"]][cell["split"]] = f"{cell['ppl']:.2f}"
+    lines = [(way, ppl["valid"], ppl["test"]) for way, ppl in found.items()]
+    return table(("perplexity", "validation", "test"), lines)
+
+
 def seeds(*names: str) -> str:
     """Returns each seed's perplexity in evaluations NAME_SEED.json, and their means."""
     found = [sorted(FOLDER.glob(f"{name}_[0-9]*.json")) for name in names]

@@ -134,6 +134,14 @@ RUNS = (
         18,
     ),
     Run(
+        "Penn Treebank",
+        "models.md",
+        "--config=ptb --workdir=runs/ptb",
+        ("logs/ptb.jsonl", "logs/ptb.json"),
+        1,
+        "two cores",
+    ),
+    Run(
         "WikiText-2",
         "models.md",
         "--config=experiments/wikitext2.py --workdir=runs/wikitext2",
