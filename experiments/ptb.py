@@ -4,10 +4,10 @@
 
 Published: 24M parameters, hardware and time unknown. Here 24,015,760 parameters reached
 a test perplexity of 67.3 in 30 epochs, 3.9 hours on two CPU cores with AVX-512 BF16
-(docs/models.md). Pilots on the validation split chose the place of the norm and Adam,
-as good by the epoch as Muon and faster. The rate is that of the best pilot with Adam,
-but those differ in streams as well; 12 streams, the weight decay and dropout between
-runs that learned slowly and one that overfitted are judgement
+(the repository's docs/models.md). Pilots on the validation split chose the place of the
+norm and Adam, as good by the epoch as Muon and faster. The rate is that of the best
+pilot with Adam, but those differ in streams as well; 12 streams, the weight decay and
+dropout between runs that learned slowly and one that overfitted are judgement
 (experiments/logs/ptb_pilots.json). Eight devices train as one does
 (experiments/logs/ptb_mesh.json).
 
