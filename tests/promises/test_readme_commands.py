@@ -61,7 +61,7 @@ def programs() -> Iterator[tuple[str, list[str]]]:
             words[:1] = [".venv/bin/python", "-m", "txl_jax.main"]
         if words[:2] != [".venv/bin/python", "-m"] or "benchmarks" in words[2]:
             continue
-        if "--mode=compile" in words and find_spec("libtpu") is None:
+        if "compile" in words and find_spec("libtpu") is None:
             continue
         yield command, [sys.executable, *words[1:]]
 
